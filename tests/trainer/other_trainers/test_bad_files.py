@@ -24,7 +24,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("k.toml", "[training]\nsteps = 5", "k.toml: is torchtitan's; docs/coming-from.md has"),
     ("k.toml", "[[datasets]]\nbatch_size = 4", "k.toml: is kohya's data set config"),
     ("k.toml", LORA + 'network_dim = "big"', "k.toml: network_dim: got 'big'; must be a number"),
-    ("k.toml", LORA + "network_dim = -4", "network_dim: got -4; must be a whole number, 0 or more"),
+    ("k.toml", LORA + "network_dim = -4", "network_dim: got -4; must be a whole number, 1 or more"),
     ("k.toml", LORA + "network_dim = 0", "network_dim: got 0; must be a whole number, 1 or more"),
     ("k.toml", LORA + "network_dim = 99999",
      "network_dim: got 99999; adapter.rank must be a whole number from 1 to 1024"),

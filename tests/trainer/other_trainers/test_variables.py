@@ -125,6 +125,8 @@ def test_the_file_of_an_environment_is_printed(
     [
         ("PARAMS_NETWORK_DIM", "big", "$PARAMS_NETWORK_DIM: got 'big'; must be a number"),
         ("PARAMS_NETWORK_DIM", "9999", "got '9999'; adapter.rank must be a whole number from 1"),
+        ("PARAMS_MAX_EPOCHS", "2.5", "got '2.5'; must be a whole number, 1 or more"),
+        ("PARAMS_MAX_EPOCHS", "0", "got '0'; must be a whole number, 1 or more"),
         ("PARAMS_SPLIT_QKV", "yes", "$PARAMS_SPLIT_QKV: got 'yes'; must be true or false"),
         ("PARAMS_TIMESTEP_SAMPLING", "x", "$PARAMS_TIMESTEP_SAMPLING: got 'x'; must be sigma,"),
         ("BASE_MODEL", "sdxl", "$BASE_MODEL: got 'sdxl'; must be flux"),

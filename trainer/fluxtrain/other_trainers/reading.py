@@ -69,17 +69,11 @@ class Reading:
 
     def whole(self, name: str) -> int:
         """Return the value of ``name`` as a whole number that is not negative."""
-        number = self.number(name)
-        if number < 0 or not number.is_integer():
-            raise self.wrong(name, "must be a whole number, 0 or more")
-        return int(number)
+        return self._at_least(0, name)
 
     def positive(self, name: str) -> int:
         """Return the value of ``name`` as a whole number above 0."""
-        number = self.whole(name)
-        if number == 0:
-            raise self.wrong(name, "must be a whole number, 1 or more")
-        return number
+        return self._at_least(1, name)
 
     def flag(self, name: str) -> bool:
         """Return the value of ``name`` as true or false."""
@@ -132,6 +126,12 @@ class Reading:
         if word not in known:
             raise NoCounterpartError(why)
         return known[word]
+
+    def _at_least(self, least: int, name: str) -> int:
+        number = self.number(name)
+        if number < least or not number.is_integer():
+            raise self.wrong(name, f"must be a whole number, {least} or more")
+        return int(number)
 
     def wrong(self, name: str, allowed: str) -> ConfigError:
         """Return the error for the value of ``name``."""
