@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from tests.paths import MICRO
@@ -118,6 +120,22 @@ def test_the_file_of_an_environment_is_printed(
     assert "$PARAMS_LEARNING_RATE=3e-4: optim.learning_rate=0.0003" in report
     assert "$PARAMS_NETWORK_DIM=32 (not given): adapter.rank=32" in report
     assert "$PARAMS_MAX_EPOCHS=5 (not given): schedule.epochs=5" in report
+
+
+def test_an_environment_without_any_of_them_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OUTPUT_NAME", "")
+    file = tmp_path / "env.yaml"
+    assert main(["import-config", "--from-env", f"--output={file}"]) == EXIT_USAGE
+    out, error = capsys.readouterr()
+    assert (out, file.exists()) == ("", False)
+    assert error == (
+        "fluxtrain: error: --from-env: none of the guide's variables is set; set those that differ from "
+        "its script, such as PARAMS_LEARNING_RATE, PARAMS_NETWORK_DIM and DATASET_CONFIG\n"
+    )
 
 
 @pytest.mark.parametrize(

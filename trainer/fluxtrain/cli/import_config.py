@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 def _action(arguments: argparse.Namespace) -> int:
     """Print or write the file; the report goes to stderr."""
     from fluxtrain.other_trainers.files import import_file
-    from fluxtrain.other_trainers.variables import import_variables
+    from fluxtrain.other_trainers.variables import import_variables, require_any
     from fluxtrain.other_trainers.written import file_text, report
 
     _check(arguments)
@@ -47,6 +47,7 @@ def _action(arguments: argparse.Namespace) -> int:
     numbers = (arguments.gpus, arguments.epoch_samples)
     if arguments.from_env:
         imported = import_variables(os.environ, overrides, *numbers)
+        require_any(os.environ)
         source, stem = "the environment", imported.config.adapter_file.name
     else:
         prompts = arguments.prompt_file and arguments.prompt_file.name

@@ -13,7 +13,7 @@ from typing import Any
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.immutable_fields import value_at
 from fluxtrain.contract.validation import closest, join_errors
-from fluxtrain.errors import ConfigError, JoinedConfigError, in_yaml_words
+from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, in_yaml_words
 from fluxtrain.other_trainers.imported import Imported, Line, Trainer, import_options
 from fluxtrain.other_trainers.kohya import KOHYA
 from fluxtrain.other_trainers.kohya_values import OPTIMIZERS
@@ -152,6 +152,16 @@ def import_variables(
         for fate, lines in found.lines.items()
     }
     return replace(found, lines=lines)
+
+
+def require_any(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if no variable of the guide is set: its script's defaults alone have no images."""
+    if not any(environment.get(name) for name in VARIABLES):
+        text = (
+            "none of the guide's variables is set; set those that differ from its script, "
+            "such as PARAMS_LEARNING_RATE, PARAMS_NETWORK_DIM and DATASET_CONFIG"
+        )
+        raise ConfigError("--from-env", UNSET, text)
 
 
 def _require_known(environment: Mapping[str, str], only_near_misses: bool = False) -> None:
