@@ -168,7 +168,7 @@ RUNS: list[BadRun] = [
     BadRun("a prompt file with an unknown flag", prompts("a cat --zoom 3\n"),
            "prompts.txt, line 1: --zoom is unknown; use --w, --h, --d, --s, --l, --g, --n", PROMPTS),
     BadRun("a prompt file with a text as width", prompts("a cat --w wide\n"),
-           "prompts.txt, line 1: --w wide: must be a whole number from 1 to 8192", PROMPTS),
+           "prompts.txt, line 1: --w wide: must be a whole number from 16 to 8192", PROMPTS),
     BadRun("a prompt file in Latin 1", prompts("Käse\n".encode("latin-1")),
            "prompts.txt: cannot be read (it is not UTF-8)", PROMPTS),
 ]  # fmt: skip

@@ -25,12 +25,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fluxtrain.contract.run.buckets import PIXELS_PER_TOKEN
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.errors import UNSET, ConfigError
 
 MAX_PROMPTS = 256
 _MAX_BYTES = 1 << 20
 _MAX_TEXT = 1024
+_MIN_SIDE = PIXELS_PER_TOKEN
 _MAX_SIDE = 8192
 _MAX_STEPS = 1000
 _OPTION = re.compile(r"(?:^|\s)--(\w+)(?:=|(?=\s)|$)")
@@ -140,8 +142,8 @@ def _parse(line: str, config: RunConfig, index: int) -> Prompt:
     has_seed, side = "d" in values, config.data.image_size
     return Prompt(
         text=text,
-        width=_rounded("w", int(values.get("w", side)), config),
-        height=_rounded("h", int(values.get("h", side)), config),
+        width=_rounded(int(values.get("w", side))),
+        height=_rounded(int(values.get("h", side))),
         seed=int(values["d"]) if has_seed else config.drawn_seed,
         index=0 if has_seed else index,
         num_steps=int(values.get("s", sampling.num_steps)),
@@ -196,8 +198,8 @@ def _text(name: str, value: str) -> str:
 
 
 _READERS: dict[str, Callable[[str, str], int | float | str]] = {
-    "w": _whole(1, _MAX_SIDE),
-    "h": _whole(1, _MAX_SIDE),
+    "w": _whole(_MIN_SIDE, _MAX_SIDE),
+    "h": _whole(_MIN_SIDE, _MAX_SIDE),
     "d": _whole(0, LARGEST_SEED),
     "s": _whole(1, _MAX_STEPS),
     "l": _number,
@@ -206,9 +208,6 @@ _READERS: dict[str, Callable[[str, str], int | float | str]] = {
 }
 
 
-def _rounded(name: str, side: int, config: RunConfig) -> int:
-    """Return ``side`` rounded down to whole patches of two by two latents."""
-    unit = 2 * config.data.image_size // config.data.latent_size
-    if side < unit:
-        raise ValueError(f"--{name} {side}: must be at least {unit}")
-    return side // unit * unit
+def _rounded(side: int) -> int:
+    """Return ``side`` rounded down to whole patches."""
+    return side // _MIN_SIDE * _MIN_SIDE
