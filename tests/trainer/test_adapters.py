@@ -236,16 +236,21 @@ def test_optimizers_with_a_state_of_their_own_continue_exactly_and_on_more_ranks
 
 
 @pytest.mark.parametrize(
-    ("optim", "kind"),
-    [({"name": "adamw_8bit"}, "model"), ({"ema_decay": 0.6}, "optimizer.ema")],
-    ids=["8 bits", "average"],
+    ("optim", "weights", "kind"),
+    [
+        ({"name": "adamw_8bit"}, "float32", "model"),
+        ({"ema_decay": 0.6}, "float32", "optimizer.ema"),
+        ({"ema_decay": 0.6}, "bfloat16", "optimizer.ema"),
+    ],
+    ids=["8 bits", "average", "average of bfloat16"],
 )
 def test_checkpoints_are_converted_and_exported(
-    models: Path, tmp_path: Path, optim: dict[str, Any], kind: str
+    models: Path, tmp_path: Path, optim: dict[str, Any], weights: str, kind: str
 ) -> None:
     adapters, model = tmp_path / "adapters", tmp_path / "model"
+    whole = {"optim": optim, "adapter": None, "precision": {"weights": weights, "compute": weights}}
     finish(RunPaths(adapters, adapters, models), 1, {"optim": optim})
-    finish(RunPaths(model, model, models), 1, {"optim": optim, "adapter": None})
+    finish(RunPaths(model, model, models), 1, whole)
     converted, exported = tmp_path / "converted.safetensors", tmp_path / "exported.safetensors"
     arguments = ["convert", str(adapters), "--dtype", "float32", "--output", str(converted)]
     assert main(["adapter", *arguments]) == EXIT_OK

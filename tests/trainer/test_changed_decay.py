@@ -35,7 +35,21 @@ def test_another_end_of_a_decay_is_told(
     checkpoint.mkdir()
     (checkpoint / "DONE").touch()
     assert changed_decay(config, tmp_path) == "", "its config cannot be read"
-    (checkpoint / "config.json").write_text(json.dumps({"schedule": SAVED}))
+    write(checkpoint, SAVED)
     found = changed_decay(config, tmp_path)
     assert found.startswith(expected)
     assert bool(found) == bool(expected)
+
+
+def test_epochs_instead_of_steps_are_another_end(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step_0000000004"
+    checkpoint.mkdir()
+    (checkpoint / "DONE").touch()
+    write(checkpoint, {"steps": 4, "epochs": None})
+    schedule = {"epochs": 3, "decay": "cosine"}
+    found = changed_decay(resolve({"preset": "micro", "schedule": schedule}), tmp_path)
+    assert found.startswith("spec.run.schedule.epochs was null and is 3: learning rates")
+
+
+def write(checkpoint: Path, schedule: dict[str, Any]) -> None:
+    (checkpoint / "config.json").write_text(json.dumps({"schedule": schedule}))

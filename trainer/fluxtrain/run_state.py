@@ -214,10 +214,10 @@ def changed_decay(config: RunConfig, folder: Path) -> str:
         saved = read_config(newest).get("schedule") or {}
         name = "steps" if schedule.epochs is None else "epochs"
         before, now = saved.get(name), getattr(schedule, name)
-        if before not in (None, now):
+        if before != now:
             return (
-                f"spec.run.schedule.{name} was {before} and is {now}: learning rates decayed to the end at "
-                f"{before}, and go on as if it had been {now}; a run with {now} from its start gives another "
-                "result"
+                f"spec.run.schedule.{name} was {in_yaml_words(before)} and is {now}: learning rates decayed "
+                f"to another end, and go on as if it had been {now}; a run with {now} from its start gives "
+                "another result"
             )
     return ""

@@ -171,6 +171,20 @@ def test_a_changed_prompt_has_a_row_of_its_own(tmp_path: Path) -> None:
     assert texts == [["a", "a", "a", "a"], ["b", "b", None, None], [None, None, "c", None]]
 
 
+@pytest.mark.parametrize(
+    ("count", "is_told"), [(MOST_PROMPTS // 2, False), (MOST_PROMPTS + 1, True)]
+)
+def test_changed_prompts_are_not_more_prompts(tmp_path: Path, count: int, is_told: bool) -> None:
+    page = RunPage(resolve({"preset": "micro"}), tmp_path)
+    for step, name in ((1, "before"), (2, "after")):
+        prompts = [f"{name} {index}" for index in range(count)]
+        page.show(step, make_samples(tmp_path, step, prompts, (8, 8)))
+    text = (tmp_path / "gallery.html").read_text()
+    assert f"before {count // 2}" in text
+    assert f"after {count // 2}" in text
+    assert (f"At most {MOST_PROMPTS} prompts are shown" in text) == is_told
+
+
 def test_the_only_point_of_a_run_is_drawn() -> None:
     losses = Losses()
     losses.add({"samples": 8, "train_loss": 0.5})

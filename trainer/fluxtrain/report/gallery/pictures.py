@@ -71,6 +71,11 @@ class Pictures:
         """Return the number of steps with images."""
         return len(self._steps)
 
+    @property
+    def num_prompts(self) -> int:
+        """Return the number of prompts with a picture: fewer than `rows` if some were changed."""
+        return sum(any(self._of_prompt(index)) for index in range(MOST_PROMPTS))
+
     def rows(self) -> list[tuple[Picture | None, list[Picture | None]]]:
         """Return for each prompt its original image, if there is one, and the picture of each shown step.
 
@@ -78,14 +83,17 @@ class Pictures:
         """
         found = list[tuple[Picture | None, list[Picture | None]]]()
         for index in range(MOST_PROMPTS):
-            names = [f"{_name(step)}/{index:02d}.png" for step in self.shown_steps]
-            pictures = [self._known.get(name) for name in names]
+            pictures = self._of_prompt(index)
             original = self._known.get(f"{ORIGINALS}/{index:02d}.png")
             for settings in dict.fromkeys(each.settings for each in pictures if each):
                 row = [each if each and each.settings == settings else None for each in pictures]
                 is_of_row = original is not None and original.settings[0] == settings[0]
                 found.append((original if is_of_row else None, row))
         return found
+
+    def _of_prompt(self, index: int) -> list[Picture | None]:
+        """Return the picture of each shown step of the prompt with this number."""
+        return [self._known.get(f"{_name(step)}/{index:02d}.png") for step in self.shown_steps]
 
     def _read(self, name: str) -> Picture | None:
         path = self._folder / name

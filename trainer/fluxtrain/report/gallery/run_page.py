@@ -105,7 +105,7 @@ class RunPage:
         if len(pictures.shown_steps) < pictures.num_steps:
             text = f"{len(pictures.shown_steps)} of {pictures.num_steps} steps are shown"
             notes.append(f"{text}; {SAMPLES_FOLDER}/ has all.")
-        if len(rows) == MOST_PROMPTS:
+        if pictures.num_prompts == MOST_PROMPTS:
             notes.append(f"At most {MOST_PROMPTS} prompts are shown; {SAMPLES_FOLDER}/ has all.")
         return Contents(
             title=self._output.name,
