@@ -28,14 +28,13 @@ from benchmarks.table import print_table, spread
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from fluxtrain import optim
-from fluxtrain.checkpoint import Checkpoints, training_state
-from fluxtrain.checkpoint_folder import CheckpointFolder
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import process_group
-from fluxtrain.fence import claim
-from fluxtrain.parallelize import build_model
-from fluxtrain.run_state import RunState
+from fluxtrain.parallel.distributed import process_group
+from fluxtrain.parallel.parallelize import build_model
+from fluxtrain.state.checkpoint import Checkpoints, training_state
+from fluxtrain.state.folder import CheckpointFolder
+from fluxtrain.state.run_state import RunState, claim
 
 TARGET = 0.1
 Save = Callable[[int], tuple[float, float]]

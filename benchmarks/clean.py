@@ -25,7 +25,7 @@ from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
 from PIL import Image
 
-from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.data.images import TarImages
 
 TAR_SIZE = 100
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -27,17 +27,17 @@ from benchmarks.reference_model import random_model, reference_of
 from benchmarks.torchtitan_names import to_torchtitan
 from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the usual name)
+from torch.nn import functional as F  # noqa: N812  (the usual name)  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.batch import Batch
-from fluxtrain.flow import sample_latents
-from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
+from fluxtrain.data.dataset import Batch
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import AdaptedLayer, adapted_layers
 from fluxtrain.model.lora import add_adapters, is_adapter
+from fluxtrain.model.loss import sample_latents
 
 Step = tuple[Callable[[], Tensor], nn.Module]
 """A function that takes one optimizer step and returns the loss before it, and its model."""
@@ -123,8 +123,8 @@ def adapted(task: Task) -> tuple[Flux, list[AdaptedLayer]]:
 def fluxtrain(task: Task) -> Step:
     """Return the step of this project's train.py."""
     from fluxtrain import optim
-    from fluxtrain.compilation import compile_blocks
-    from fluxtrain.loss import FlowLoss
+    from fluxtrain.model.loss import FlowLoss
+    from fluxtrain.parallel.compile import compile_blocks
 
     model, _ = adapted(task)
     if task.compiled:

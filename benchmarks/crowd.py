@@ -9,9 +9,9 @@ from benchmarks.fake_api_server import FakeApiServer
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import load, plan
-from fluxtrain_operator.timestamps import stamp
 
 NAMESPACE = "crowd"
 IMAGE = "example.org/trainer:1"

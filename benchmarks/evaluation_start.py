@@ -18,8 +18,7 @@ from safetensors.torch import save_file
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.device_batches import EvaluationData
-from fluxtrain.data.loader import evaluation_batches
+from fluxtrain.data.loader import EvaluationData, evaluation_batches
 from fluxtrain.data.shards import FORMAT, LISTING
 from fluxtrain.data.sources import open_source
 

@@ -25,11 +25,11 @@ from benchmarks.table import print_table, spread
 
 from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.layouts.detect import make_writer, open_encoded
-from fluxtrain.data.layouts.mlcommons import COLUMNS
-from fluxtrain.data.layouts.webdataset import SUFFIXES
+from fluxtrain.data.formats.convert import make_writer, open_encoded
+from fluxtrain.data.formats.mlcommons import COLUMNS
+from fluxtrain.data.formats.webdataset import SUFFIXES
 from fluxtrain.data.shards import FIELDS
-from fluxtrain.draws import Array
+from fluxtrain.runtime.draws import Array
 
 Reader = Callable[[Path, Encodings, Array], Iterator[None]]
 """Copies the samples in the order of the indices into the rows; yields after every batch."""

@@ -23,11 +23,9 @@ import torch
 from benchmarks.table import print_table, spread
 
 from fluxtrain.data.dataset import Encodings, SampleShape
-from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_dataset import ShardDataset
-from fluxtrain.data.shard_writer import ShardWriter
-from fluxtrain.data.shards import FIELDS
-from fluxtrain.draws import Array
+from fluxtrain.data.shards import FIELDS, Sample, ShardWriter
+from fluxtrain.runtime.draws import Array
 
 SHAPE = SampleShape((256, 4096), 768, (16, 32, 32), torch.bfloat16)
 BATCH = 32

@@ -20,13 +20,12 @@ from benchmarks.table import print_table
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fluxtrain.adapter.file import write_adapter
-from fluxtrain.adapter.layouts import LAYOUTS, PRODUCT_LAYOUTS, Layout
-from fluxtrain.adapter.trained import trained_adapter
+from fluxtrain.adapter.file import LAYOUTS, PRODUCT_LAYOUTS, Layout, write_adapter
+from fluxtrain.adapter.training_files import trained_adapter
 from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, ClipAdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.layers import adapted_layers
 
 TOLERANCE = 1e-6
 CLIP = "img_attn.proj and CLIP-L, ranks 4 and 3, alpha 6"

@@ -26,12 +26,11 @@ from pathlib import Path
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.members import Heard
-from fluxtrain_operator.planner.disruption import Delete
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.reports import Heard, Progress
 
 HOUR, DAY = 3600.0, 86_400.0
 NUM_NODES, NUM_SPARES, GPUS = 64, 2, 8

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from fluxtrain import optim
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World, process_group
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import shard
+from fluxtrain.parallel.distributed import World, process_group
+from fluxtrain.parallel.parallelize import shard
 
 NARROW = {
     "hidden_size": 16,

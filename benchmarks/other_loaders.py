@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import CLIP_LAYERS, TEXT_ENCODER, clip_linear_layers
+from fluxtrain.model.layers import CLIP_LAYERS, TEXT_ENCODER, clip_linear_layers
 
 METADATA = "lora_adapter_metadata"
 PREFIX = "transformer."

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fluxtrain.model.tensor_names import entries
+from fluxtrain.model.layers import entries
 
 PEERS = ("torchtitan", "diffusers")
 TOLERANCE = 1e-5  # float32 sums of some thousand terms in another order, twice through four blocks

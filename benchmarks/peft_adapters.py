@@ -7,7 +7,7 @@ from diffusers.loaders import PeftAdapterMixin
 from peft import LoraConfig
 from torch import Tensor, nn
 
-from fluxtrain.model.adapted_layers import AdaptedLayer
+from fluxtrain.model.layers import AdaptedLayer
 
 
 def add_peft_adapters(other: nn.Module, model: nn.Module, layers: list[AdaptedLayer]) -> None:

@@ -31,11 +31,11 @@ from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 from transformers.utils.logging import disable_progress_bar
 
 from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.file_dataset import FileDataset
-from fluxtrain.data.layouts.detect import open_encoded
+from fluxtrain.data.formats.convert import open_encoded
+from fluxtrain.data.formats.tar_writer import TarWriter
+from fluxtrain.data.shard_dataset import FileDataset
 from fluxtrain.data.shards import FIELDS
-from fluxtrain.data.tar.writer import TarWriter
-from fluxtrain.encode.autoencoder import Autoencoder
+from fluxtrain.encode.codec import Autoencoder
 from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 
 SIDE = 256

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.images.dataset import open_images
-from fluxtrain.distributed import World
+from fluxtrain.data.images import open_images
 from fluxtrain.encode.encoders import load_encoders
+from fluxtrain.parallel.distributed import World
 
 TEXT_LENGTH, CLIP_LENGTH = 256, 77
 BATCH = 16
@@ -57,7 +57,7 @@ def task() -> RunConfig:
 
 def fluxtrain(root: Path) -> Work:
     """Return the preprocess task of one rank, its encoders loaded."""
-    from fluxtrain.precompute import preprocess
+    from fluxtrain.prepare.preprocess import preprocess
 
     config, paths = task(), RunPaths(root / "output", root, root / "models")
     load_encoders(config, paths.models, CPU)  # cached: the task uses the same ones
@@ -66,8 +66,8 @@ def fluxtrain(root: Path) -> Work:
 
 def pictures(root: Path) -> Work:
     """Return what one rank does with ``data.images`` before the first step; it also loads the encoders."""
-    from fluxtrain.distributed import StopRequest
-    from fluxtrain.picture_cache import cache_pictures
+    from fluxtrain.parallel.distributed import StopRequest
+    from fluxtrain.picture_cache.stage import cache_pictures
 
     config = resolve(
         {
@@ -108,7 +108,7 @@ def datasets(root: Path) -> Work:
     from datasets import load_dataset
     from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
-    from fluxtrain.encode.autoencoder import load_autoencoder
+    from fluxtrain.encode.codec import load_autoencoder
 
     models = root / "models"
     t5_tokenizer, clip_tokenizer = (

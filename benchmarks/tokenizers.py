@@ -24,7 +24,8 @@ from benchmarks.captions import captions, words_of
 from benchmarks.peers import FOLDER as PEERS
 from benchmarks.peers import ROOT
 
-from fluxtrain.encode.text import CLIP_LENGTH, load_tokenizer
+from fluxtrain.encode.text import load_tokenizer
+from fluxtrain.model.clip import CLIP_LENGTH
 
 FOLDER = PEERS / "slow_tokenizers"
 PACKAGES = ("transformers==4.57.3", "sentencepiece==0.2.1", "protobuf==7.36.2", "ftfy==6.3.1")

@@ -26,13 +26,13 @@ from benchmarks.table import print_table
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.contract.run.precision import Precision
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.batch import Batch
-from fluxtrain.distributed import World
-from fluxtrain.flow import interpolate, sample_latents, velocity
+from fluxtrain.data.dataset import Batch
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import DTYPES, initial_weights
+from fluxtrain.model.loss import interpolate, sample_latents, velocity
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.parallelize import DTYPES, initial_weights
 
 TOLERANCE = 1e-5
 SIZE, LATENT, TEXT = 2, 16, 32
@@ -81,8 +81,8 @@ def weights_of(config: RunConfig) -> dict[str, Tensor]:
 def fluxtrain(arm: Arm) -> Step:
     """Return the step of this project's train.py on one rank."""
     from fluxtrain import optim
-    from fluxtrain.loss import FlowLoss
-    from fluxtrain.parallelize import build_model
+    from fluxtrain.model.loss import FlowLoss
+    from fluxtrain.parallel.parallelize import build_model
 
     config = config_of(arm)
     model = build_model(config, WORLD)

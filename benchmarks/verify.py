@@ -20,11 +20,9 @@ import torch
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.parallelize import build_model
-from fluxtrain.verify import Comparison, verify
-from fluxtrain.verify.fake_world import fake_world
-from fluxtrain.verify.measurement import eager
-from fluxtrain.verify.step import Step
+from fluxtrain.parallel.parallelize import build_model
+from fluxtrain.plan.measurement import Step, eager, fake_world
+from fluxtrain.plan.verify import Comparison, verify
 
 PRESETS = ("mlperf-schnell", "mlperf-schnell-raw", "dev-finetune", "benchmark", "openmoji", "micro")
 SIZES = ((1, 1), (1, 8), (8, 8), (64, 8))

@@ -21,14 +21,7 @@ from cluster.certificates import (
 )
 from cluster.console import wait_until
 from cluster.kubectl import kubectl
-from cluster.layout import (
-    API_PORT,
-    BRIDGE_ADDRESS,
-    DOMAIN,
-    KUBECONFIG,
-    SERVICE_RANGE,
-    STATE,
-)
+from cluster.layout import API_PORT, BRIDGE_ADDRESS, DOMAIN, KUBECONFIG, SERVICE_RANGE, STATE
 
 ETCD_URL = "http://127.0.0.1:23790"
 ETCD_PEER_URL = "http://127.0.0.1:23800"

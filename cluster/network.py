@@ -13,14 +13,7 @@ import re
 
 from cluster.commands import run
 from cluster.errors import ClusterError, MachineError
-from cluster.layout import (
-    BRIDGE,
-    BRIDGE_ADDRESS,
-    FAKE_POD_RANGE,
-    POD_RANGE,
-    SERVICE_RANGE,
-    Node,
-)
+from cluster.layout import BRIDGE, BRIDGE_ADDRESS, FAKE_POD_RANGE, POD_RANGE, SERVICE_RANGE, Node
 from cluster.packages import program
 
 OUR_LINKS = re.compile(rf"{BRIDGE}|ft-node-\d")

@@ -43,7 +43,10 @@ def write(check: bool) -> int:
 
 def draw_job(arguments: argparse.Namespace) -> int:
     """Draw the job dashboard of the last minutes."""
-    from dashboards.draw import Span, draw  # a second of imports, not needed to write the files
+    from dashboards.draw import (
+        Span,
+        draw,  # a second of imports, not needed to write the files
+    )
 
     now, seconds = time.time(), 60 * arguments.minutes
     span = Span(now - seconds, now, max(1.0, seconds / _POINTS))

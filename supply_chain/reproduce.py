@@ -20,7 +20,10 @@ _STORE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
 
 def reproduce(build: Build, version: str) -> int:
     """Print the digests of two builds of the operator's image; return 1 if they differ."""
-    from cluster import images, packages  # needs Debian's programs
+    from cluster import (
+        images,
+        packages,  # needs Debian's programs
+    )
 
     packages.ensure()
     with tempfile.TemporaryDirectory() as text:

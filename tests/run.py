@@ -28,8 +28,8 @@ LANES = {
     "operator": [
         *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults"),
         *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/launch"),
-        *("trainer/mlperf", "trainer/model", "trainer/other_trainers", "trainer/plan"),
-        *("trainer/prepare", "trainer/serving"),
+        *("trainer/mlperf", "trainer/model", "trainer/imports", "trainer/plan"),
+        *("trainer/prepare", "trainer/rendezvous"),
     ],
     "cluster": ["cluster", "end_to_end"],
 }

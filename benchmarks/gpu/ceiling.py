@@ -20,10 +20,10 @@ from benchmarks.table import print_table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fluxtrain.attention_backend import BACKENDS, attention_backend
-from fluxtrain.fp8 import dialect_of
 from fluxtrain.model.flops import linears
+from fluxtrain.model.fp8 import dialect_of
 from fluxtrain.model.parameters import count_parameters
+from fluxtrain.parallel.compile import BACKENDS, attention_backend
 
 ADAMW_BYTES = 7 * 4 + 2
 """Bytes that one AdamW step moves per parameter: reads weight, gradient and both moments, writes all but the

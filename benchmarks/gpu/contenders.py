@@ -17,12 +17,12 @@ from benchmarks.gpu.setting import SCHNELL, Setting, device
 from benchmarks.gpu.weights import random_batch, random_weights
 from benchmarks.torchtitan_names import to_torchtitan
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (the usual name)
+from torch.nn import functional as F  # noqa: N812  (the usual name)  # noqa: N812  (the usual name)
 
 from fluxtrain import optim
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.distributed import World
-from fluxtrain.flow import sample_latents
+from fluxtrain.model.loss import sample_latents
+from fluxtrain.parallel.distributed import World
 
 Step = Callable[[], Tensor]
 """Takes one optimizer step and returns the mean loss before it, on the device."""
@@ -47,8 +47,8 @@ class Contender:
 
 def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     """Return the step of this project's train.py."""
-    from fluxtrain.loss import FlowLoss
-    from fluxtrain.parallelize import DTYPES, build_model
+    from fluxtrain.model.loss import FlowLoss
+    from fluxtrain.parallel.parallelize import DTYPES, build_model
 
     config = setting.config(contender.overrides)
     batch = random_batch(setting)

@@ -13,8 +13,8 @@ import torch
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.gpus import peak_flops
 from fluxtrain.model.flops import training_flops
+from fluxtrain.runtime.devices import peak_flops
 
 SCHNELL = ModelConfig()
 TOY = ModelConfig(

@@ -14,7 +14,7 @@ from benchmarks.gpu.setting import Setting, device
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.data.batch import Batch
+from fluxtrain.data.dataset import Batch
 from fluxtrain.model.flux import Flux
 
 

@@ -19,8 +19,8 @@ from benchmarks.gpu.contenders import CONTENDERS, Step
 from benchmarks.gpu.setting import gpu_state, make_setting
 from benchmarks.gpu.timing import wait
 
-from fluxtrain.attention_backend import attention_backend
-from fluxtrain.distributed import World, process_group
+from fluxtrain.parallel.compile import attention_backend
+from fluxtrain.parallel.distributed import World, process_group
 
 
 def measure(request: dict[str, Any], depth: tuple[int, int], world: World) -> dict[str, Any]:

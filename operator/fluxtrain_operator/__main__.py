@@ -15,7 +15,7 @@ def main() -> int:
     ):  # in a container: the kernel ignores signals without a handler for process 1
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(0))
     from fluxtrain_operator import operate  # imports for seconds
-    from fluxtrain_operator.bounds import RECURSION_LIMIT
+    from fluxtrain_operator.names import RECURSION_LIMIT
 
     sys.setrecursionlimit(RECURSION_LIMIT)
     return asyncio.run(operate.main())

@@ -13,12 +13,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fluxtrain.contract.resource.status import Status, TimeSpent
-from fluxtrain_operator.distrust import NO_DISTRUST, Distrust
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import Key
+from fluxtrain_operator.names import Key, seconds
+from fluxtrain_operator.node_health import NO_DISTRUST, Distrust
 from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.timestamps import seconds
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
 TIME_PARTS = tuple(name for name in TimeSpent.model_fields if name != "until")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
-from fluxtrain.contract.resource.api_model import GROUP
+from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import LABEL_JOB as _LABEL_JOB
+from fluxtrain.errors import UNSET, ConfigError
 
 Key = tuple[str, str]
 """Namespace and name of a FluxTraining."""
@@ -178,3 +182,154 @@ def labels(job: str, component: str) -> dict[str, str]:
         LABEL_MANAGED_BY: FIELD_MANAGER,
         LABEL_JOB: job,
     }
+
+
+# Kubernetes' timestamps, RFC 3339 in UTC, to and from Unix seconds.
+
+
+def stamp(seconds: float) -> str:
+    """Return Unix ``seconds`` as a timestamp, truncated to seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def seconds(text: object) -> float | None:
+    """Return the Unix seconds of a timestamp; None if ``text`` is not one."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()
+
+
+def earliest(times: Iterable[float | None]) -> float | None:
+    """Return the earliest of ``times``; None if there is none."""
+    return min((time for time in times if time is not None), default=None)
+
+
+# Durations as people write them, such as 2h10m.
+
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in its two largest units, such as 3d4h, 2h10m, 5m30s or 0s; rounded down."""
+    rest = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in _UNITS:
+        count, rest = divmod(rest, size)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return "".join(parts) or "0s"
+
+
+# Short hashes of JSON values.
+
+
+def digest(value: object) -> str:
+    """Return a short hash of the JSON ``value``."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# When pods and nodes changed, by the operator's clock: the clocks of two machines may differ by
+# hours.
+#
+# A kubelet tells the times by the clock of its node. Only differences of such times are used.
+
+
+class Transition(NamedTuple):
+    """The newest change that a node has told the time of."""
+
+    told: float
+    """Unix time by the clock of the node."""
+    time: float
+    """Unix time by the operator's clock."""
+
+    @property
+    def shift(self) -> float:
+        """Return the seconds to add to other times by the clock of the node."""
+        return self.time - self.told
+
+
+def transition(
+    told: float, before: Transition | None, *, is_watched: bool, earliest: float, now: float
+) -> Transition:
+    """Return the transition at ``told``, which is that of ``before`` if it has the same time.
+
+    One that ``is_watched``, as the object was known without it, happens ``now``. Of any other it is only
+    known that it happened between ``earliest`` and ``now``.
+    """
+    if before is not None and before.told == told:
+        return before
+    time = now if is_watched else min(max(earliest, told), now)
+    return Transition(told, float(int(time)))  # whole seconds, as Kubernetes' own times
+
+
+# Entries of manifests, which may have any type: those of another type than expected are left out.
+
+
+def mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
+    """Return the mapping at ``key``; an empty one for anything else."""
+    value = of.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    """Return the mappings in the list at ``key``."""
+    return [item for item in items(of, key) if isinstance(item, Mapping)]
+
+
+def items(of: Mapping[str, Any], key: str) -> list[Any]:
+    """Return the list at ``key``; an empty one for anything else."""
+    value = of.get(key)
+    return value if isinstance(value, list) else []
+
+
+# Limits on depth and size of a spec: it is processed recursively, and copied into every pod.
+
+
+RECURSION_LIMIT = 12_000
+"""Python's recursion limit while the operator runs: the API server accepts JSON nested 10 000 deep."""
+MAX_DEPTH = 32
+"""Nesting of mappings and lists in a spec; a pod's deepest field, a selector in an affinity, is at 13."""
+MAX_BYTES = {"spec": 256 << 10, "spec.podTemplate": 64 << 10}
+"""Size of a part of the resource as JSON. Kubernetes accepts 1.5 MiB, but each pod has a copy."""
+_MAX_PATH_DEPTH = 4
+
+
+def require_bounded(value: Any, at: str) -> None:
+    """Raise ConfigError if ``value``, found at the path ``at``, is too deep or too large; iterative."""
+    max_bytes, size = MAX_BYTES[at], 0
+    stack = [(value, at, 1)]
+    while stack:
+        item, path, depth = stack.pop()
+        if depth > MAX_DEPTH + 1:
+            raise ConfigError(path, UNSET, f"must be nested at most {MAX_DEPTH} deep")
+        size += _own_size(item)
+        if size > max_bytes:
+            raise ConfigError(at, UNSET, f"must be at most {max_bytes >> 10} KiB as JSON")
+        stack += ((child, _path(path, key, depth), depth + 1) for key, child in _children(item))
+
+
+def _own_size(value: Any) -> int:
+    """Return the length of ``value`` as JSON without its children."""
+    if isinstance(value, dict):
+        return sum(len(str(key)) + 5 for key in value)
+    return len(value) + 2 if isinstance(value, list | str) else 8
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list) else []
+
+
+def _path(path: str, key: object, depth: int) -> str:
+    if depth > _MAX_PATH_DEPTH:
+        return path
+    return f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}"

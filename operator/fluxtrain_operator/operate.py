@@ -7,29 +7,35 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 
 import aiohttp
+from aiohttp import web
 from kubernetes.aio import config as kubernetes_config
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import ConfigException
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 
 from fluxtrain.errors import EXIT_USAGE
-from fluxtrain_operator import server
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.fault_budget import FaultBudget
+from fluxtrain_operator.controller.executor import FaultBudget
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
+from fluxtrain_operator.controller.list_watch import Reference, UnreadableObjects
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
-from fluxtrain_operator.controller.unreadable_objects import Reference, UnreadableObjects
 from fluxtrain_operator.controller.work_queue import WorkQueue
-from fluxtrain_operator.log_format import configure_logging
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 from fluxtrain_operator.node_health import NodeMarks
-from fluxtrain_operator.options import Options, parse
+from fluxtrain_operator.options import Options, configure_logging, parse
 from fluxtrain_operator.planner.plan import Event
 
 LOG = logging.getLogger("fluxtrain_operator")
@@ -46,8 +52,8 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    metrics, health = Metrics(registry), server.Health()
-    close = await server.serve(registry, health, options.address, options.port)
+    metrics, health = Metrics(registry), Health()
+    close = await serve(registry, health, options.address, options.port)
     lease = options.lease_namespace, options.lease_name, options.identity
     try:
         await _load_credentials()
@@ -79,7 +85,7 @@ class _Replica:
         api: ApiClient,
         http: aiohttp.ClientSession,
         metrics: Metrics,
-        health: server.Health,
+        health: Health,
     ) -> None:
         self._namespaces, self._elector = options.namespaces, elector
         self._metrics, self._health = metrics, health
@@ -214,3 +220,72 @@ async def main(arguments: list[str] | None = None) -> int:
         LOG.error("no cluster credentials, neither a service account nor a kubeconfig: %s", error)
         return EXIT_USAGE
     return 0 if stop.is_set() else 1
+
+
+# The operator's HTTP server: /metrics, /healthz and /readyz.
+
+
+STUCK_SECONDS = 300.0
+"""A reconcile that takes longer is stuck: the liveness probe fails and kubelet restarts the replica."""
+SILENT_SECONDS = 10.0
+"""A replica without a response from the API server for so long could not lead: it is not ready."""
+
+
+class Health:
+    """What the liveness and readiness probes report."""
+
+    def __init__(self) -> None:
+        """Start unready, as the API server has not responded yet."""
+        self._last_response = float("-inf")
+        self._started: dict[object, float] = {}
+
+    def record_response(self) -> None:
+        """Record a response of the API server."""
+        self._last_response = time.monotonic()
+
+    def start_work(self, work: object) -> None:
+        """Record the start of ``work``."""
+        self._started[work] = time.monotonic()
+
+    def finish_work(self, work: object) -> None:
+        """Record the end of ``work``."""
+        self._started.pop(work, None)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether this replica leads or could take over: the API server has responded recently."""
+        return time.monotonic() - self._last_response < SILENT_SECONDS
+
+    @property
+    def alive(self) -> bool:
+        """Return whether no work is stuck."""
+        now = time.monotonic()
+        return all(now - started < STUCK_SECONDS for started in self._started.values())
+
+
+async def serve(
+    registry: CollectorRegistry, health: Health, address: str, port: int
+) -> Callable[[], Awaitable[None]]:
+    """Serve until the returned function is called and awaited."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), content_type="text/plain")
+
+    async def healthz(request: web.Request) -> web.Response:
+        return _probe(health.alive, "a reconcile is stuck")
+
+    async def readyz(request: web.Request) -> web.Response:
+        return _probe(health.ready, "no response from the API server")
+
+    app = web.Application()
+    app.add_routes(
+        [web.get("/metrics", metrics), web.get("/healthz", healthz), web.get("/readyz", readyz)]
+    )
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, address, port).start()
+    return runner.cleanup
+
+
+def _probe(passed: bool, failure: str) -> web.Response:
+    return web.Response(text="ok\n") if passed else web.Response(text=f"{failure}\n", status=503)

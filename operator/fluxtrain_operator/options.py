@@ -3,17 +3,74 @@
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import os
 import socket
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, get_args
 
-from fluxtrain.errors import ConfigError
-from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy, parse_job_policy
-from fluxtrain_operator.log_format import LOG_FORMATS, LogFormat
-from fluxtrain_operator.network_rules import NO_RULES, NetworkRules, parse_network_rules
+from fluxtrain.errors import ConfigError, redacted
 from fluxtrain_operator.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
-from fluxtrain_operator.planner.disruption import DISRUPTION_PERCENT
-from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults, parse_pod_defaults
+from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT
+from fluxtrain_operator.settings import (
+    DEFAULT_POLICY,
+    NO_DEFAULTS,
+    NO_RULES,
+    JobPolicy,
+    NetworkRules,
+    PodDefaults,
+    parse_job_policy,
+    parse_network_rules,
+    parse_pod_defaults,
+)
+
+# The format of the operator's log: one JSON object a line, or text.
+
+
+LogFormat = Literal["json", "text"]
+LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
+_TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object; the mapping ``fields`` of a record becomes keys of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON object of ``record``, on one line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        values = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            values["exception"] = self.formatException(record.exc_info)
+        return redacted(json.dumps(values, default=str))
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text, for people."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # the base class's name
+        """Return the message of ``record`` on one line: what a job is called must not look like a record."""
+        record.message = "".join(c if c.isprintable() else repr(c)[1:-1] for c in record.message)
+        return redacted(super().formatMessage(record))
+
+
+def configure_logging(log_format: LogFormat) -> None:
+    """Write records from level INFO on to stderr in ``log_format``; of kopf, warnings only."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(_TEXT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+
+
+# The operator's options, from command line and environment.
+
 
 _MAX_PERCENT = 100
 _SWITCH = ("true", "false")

@@ -6,7 +6,7 @@ import torch
 from benchmarks.torchtitan_names import from_torchtitan, to_torchtitan
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.tensor_names import entries
+from fluxtrain.model.layers import entries
 
 
 def test_only_the_names_of_the_norms_differ() -> None:

@@ -24,13 +24,13 @@ from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, KubernetesAp
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import LeaderElector
+from fluxtrain_operator.controller.list_watch import UnreadableObjects
 from fluxtrain_operator.controller.reconcile import Reconciler
-from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
-from fluxtrain_operator.resources.gang import _GANGS, gang_of
+from fluxtrain_operator.resources.scheduling import _GANGS, gang_of
 
 Permission = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""

@@ -15,9 +15,8 @@ from tests.paths import ROOT
 
 from fluxtrain.contract.resource.fluxtraining import Toleration
 from fluxtrain_operator import names
-from fluxtrain_operator.network_rules import NetworkRules, Peer
 from fluxtrain_operator.options import parse
-from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
+from fluxtrain_operator.settings import NO_DEFAULTS, NetworkRules, Peer, PodDefaults
 
 GOLDEN = Path(__file__).parent / "golden"
 MONITORING = ("monitoring.coreos.com/v1",)

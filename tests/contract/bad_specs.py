@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, section_of
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.contract.validation import validate
 
 Manifest = dict[str, Any]
 

@@ -20,9 +20,9 @@ from tests.contract.bad_specs import (
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 from tests.paths import ROOT
 
-from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.resource.fluxtraining import Spec
-from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS
+from fluxtrain.contract.run.config import IMMUTABLE_PATHS
 from fluxtrain.errors import ConfigError
 
 IMMUTABLE = {f"spec.{field.path}" for field in iter_fields(Spec) if field.immutable} | {

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from tests.contract.bad_specs import CLOSED_RUN, CLOSED_VALUES, changed
 
-from fluxtrain.contract.run.closed_division import is_closed
-from fluxtrain.contract.run.reference_schedule import REFERENCE_SCHEDULES
+from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES, is_closed
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.contract.describe import iter_fields
-from fluxtrain.contract.run.closed_division import FIXED_VALUES
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.deviations import (
+from fluxtrain.contract.model_base import iter_fields
+from fluxtrain.contract.run.closed_division import (
     DESIGN,
+    FIXED_VALUES,
     KNOWN_FIELDS,
     deviations,
     unused_reasons,
 )
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 
 NUMERICAL_SECTIONS = ("model", "flow", "optim", "schedule", "precision")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain.contract.places import MAX_BYTES, place_of, read_places, write_places
+from fluxtrain.contract.process import MAX_BYTES, place_of, read_places, write_places
 
 
 @pytest.mark.parametrize(

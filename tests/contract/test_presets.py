@@ -11,14 +11,13 @@ from pydantic import BaseModel
 from tests.contract.bad_specs import GOOD, changed
 from tests.paths import EXAMPLES, MICRO
 
-from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.model_base import StrictModel, iter_fields
 from fluxtrain.contract.resource.document import load_job, parse_yaml
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.strict_model import StrictModel
 from fluxtrain.errors import ConfigError
 
 GOLDEN = Path(__file__).parent / "golden"

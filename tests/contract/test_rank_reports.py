@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.planner.pods import make_pods, plan_with, running
 
-from fluxtrain.contract.members import agent_name
-from fluxtrain.contract.progress import Phase
+from fluxtrain.contract.process import Phase, agent_name
 from fluxtrain.rendezvous.messages import RankReport
-from fluxtrain.rendezvous.rank_reports import progress_report
+from fluxtrain.rendezvous.service import progress_report
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.reports import Progress
 
 REPORT = st.fixed_dictionaries(
     {

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fluxtrain.contract.redaction import redacted
+from fluxtrain.errors import redacted
 
 TOKEN = "hf_" + "aB3" * 11
 

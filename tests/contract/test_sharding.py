@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding, require_replicas
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.contract.run.sharding import Sharding, require_replicas
 from fluxtrain.errors import ConfigError
 
 

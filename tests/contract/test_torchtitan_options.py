@@ -6,13 +6,13 @@ import pytest
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
-from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.overrides import parse_overrides
-from fluxtrain.contract.run.torchtitan_options import (
+from fluxtrain.contract.run.overrides import (
     OPTIONS,
     READ_VARIABLES,
     VARIABLES,
+    parse_overrides,
     refuse_variables,
 )
 from fluxtrain.errors import EXIT_USAGE, ConfigError

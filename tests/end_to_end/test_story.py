@@ -19,8 +19,8 @@ from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, is_complete, job, losses, wait_for
 from tests.faults.injections.processes import RANK, pids
 
-from fluxtrain.mlperf.finished_jobs import collect
-from fluxtrain.mlperf.review import read_finished_run
+from fluxtrain.mlperf.campaign import collect
+from fluxtrain.mlperf.evidence import read_finished_run
 
 NAMESPACE = "story"
 STEPS = 160

@@ -20,17 +20,9 @@ from cluster.lifecycle import NODE_GRACE_SECONDS
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.gateway import Gateway, Request
-from tests.end_to_end.stage import (
-    RUN,
-    Operator,
-    job,
-    losses,
-    ready_nodes,
-    step,
-    wait_for,
-)
+from tests.end_to_end.stage import RUN, Operator, job, losses, ready_nodes, step, wait_for
 
-from fluxtrain_operator.controller.progress_poller import PROGRESS_SECONDS
+from fluxtrain_operator.controller.pollers import PROGRESS_SECONDS
 
 NAMESPACE = "survival"
 LEASE = "fluxtrain-operator"

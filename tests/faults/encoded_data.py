@@ -8,10 +8,9 @@ import torch
 from cluster.kubectl import Manifest
 from tests.faults.target import RUN
 
-from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.sample_writer import Sample
-from fluxtrain.data.shard_writer import ShardWriter
-from fluxtrain.safetensors_file import read_header
+from fluxtrain.data.shards import Sample, ShardWriter
+from fluxtrain.data.sources import write_empty_text
+from fluxtrain.runtime.safetensors import read_header
 
 NUM_SAMPLES, SHARD_SIZE = 8192, 1024
 SOURCE: Manifest = {"source": "encoded", "synthetic": {"train_samples": NUM_SAMPLES}}

@@ -16,8 +16,7 @@ from tests.end_to_end import slow_steps, stage
 from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import condition, ready_nodes, wait_for
 
-from fluxtrain.contract.launch import METRICS_FILE, METRICS_PORT
-from fluxtrain.contract.members import MEMBERS_PATH, pod_of
+from fluxtrain.contract.process import MEMBERS_PATH, METRICS_FILE, METRICS_PORT, pod_of
 
 IMAGE = "localhost/fluxtrain/trainer:faults"
 CHECKPOINT_STEPS = 10

@@ -8,7 +8,7 @@ from typing import Any
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.names import stamp
 
 KEY = ("ns", "job")
 NOW = stamp(time.time())

@@ -17,12 +17,11 @@ from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.planner.disruption import Delete
-from fluxtrain_operator.planner.owner_references import is_controlled_by
+from fluxtrain_operator.planner.guard import Delete
+from fluxtrain_operator.planner.observed import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.reports import Heard, Progress
 
 
 def encoded(manifest: Manifest) -> Manifest:

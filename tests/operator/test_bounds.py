@@ -14,10 +14,10 @@ from tests.operator.object_store import Harness, run
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
-from fluxtrain_operator.bounds import MAX_BYTES, MAX_DEPTH, require_bounded
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.planner.creations import MAX_PODS_PER_PLAN
+from fluxtrain_operator.names import MAX_BYTES, MAX_DEPTH, require_bounded
+from fluxtrain_operator.planner.changes import MAX_PODS_PER_PLAN
 from fluxtrain_operator.planner.plan import load
 
 LARGEST = MAX_BYTES["spec.podTemplate"]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fluxtrain_operator.distrust import (
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.node_health import (
     EXCLUDED_FROM,
     EXCLUDED_PERCENT,
     MAX_AVOIDED,
@@ -18,7 +19,6 @@ from fluxtrain_operator.distrust import (
     ordered,
     score,
 )
-from fluxtrain_operator.timestamps import stamp
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.durations import duration
+from fluxtrain_operator.names import duration
 
 
 @pytest.mark.parametrize(

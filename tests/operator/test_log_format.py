@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
-from fluxtrain_operator.log_format import JsonFormatter, LogFormat, configure_logging
+from fluxtrain_operator.options import JsonFormatter, LogFormat, configure_logging
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain.contract.members import MAX_RESTARTS
-from fluxtrain_operator.members import Heard, ProcessRestart
+from fluxtrain.contract.process import MAX_RESTARTS
+from fluxtrain_operator.reports import Heard, ProcessRestart
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status, TimeSpent
 from fluxtrain_operator.metrics import PHASES, Metrics
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.plan import Plan, load
-from fluxtrain_operator.timestamps import stamp
 
 CREATED = 1_800_000_000.0
 

@@ -12,9 +12,9 @@ from tests.paths import ROOT
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.errors import NotPermittedError
-from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy, parse_job_policy
+from fluxtrain_operator.limits import require_permitted
 from fluxtrain_operator.planner.plan import load
-from fluxtrain_operator.pod_limits import require_permitted
+from fluxtrain_operator.settings import DEFAULT_POLICY, JobPolicy, parse_job_policy
 
 
 @pytest.mark.parametrize("profile", PROFILES)

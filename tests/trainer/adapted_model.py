@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import AdaptedLayer, adapted_layers
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import AdaptedLayer, adapted_layers
 from fluxtrain.model.lora import add_adapters, is_adapter, measure
 
 

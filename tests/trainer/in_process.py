@@ -13,10 +13,10 @@ from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.ranks import CPU, Run
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.distributed import World
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.parallel.distributed import World
 
 
 def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[int | None]:

@@ -7,7 +7,7 @@ from diffusers import FluxTransformer2DModel
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.latents import image_ids, text_ids
+from fluxtrain.model.flux import image_ids, text_ids
 
 
 def inputs(

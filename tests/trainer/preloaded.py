@@ -9,13 +9,13 @@ import torch
 import transformers.models.clip.modeling_clip
 import transformers.models.t5.modeling_t5  # noqa: F401
 
-import fluxtrain.cli.summary
+import fluxtrain.cli.run
 import fluxtrain.launch.agent
 import fluxtrain.launch.rank
-import fluxtrain.precompute
+import fluxtrain.prepare.preprocess
 import fluxtrain.prepare.task
 import fluxtrain.sample.task
-import fluxtrain.train  # noqa: F401
+import fluxtrain.train.loop  # noqa: F401
 from fluxtrain.report.curve import save_loss_curve
 
 torch.set_num_threads(1)

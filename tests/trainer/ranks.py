@@ -12,13 +12,13 @@ from unittest import mock
 
 import torch
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.distributed import World, process_group
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.launch.torchrun import MALLOC_SETTINGS
+from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.report.observer import Observer
-from fluxtrain.train import train
+from fluxtrain.train.loop import train
 
 Run = Callable[[RunConfig, RunPaths, World], object]
 CPU = torch.device("cpu")

@@ -10,9 +10,8 @@ from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.sample_writer import Sample
-from fluxtrain.data.shard_writer import ShardWriter
+from fluxtrain.data.shards import Sample, ShardWriter
+from fluxtrain.data.sources import write_empty_text
 
 NUM_SAMPLES, SHARD_SIZE = 21, 8  # the last batch needs fillers with any number of ranks
 ENCODED_RUN = {

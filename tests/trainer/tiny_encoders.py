@@ -11,17 +11,12 @@ import torch
 from benchmarks.tiny_tokenizers import COLOURS, caption, clip_tokenizer, t5_tokenizer
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    T5Config,
-    T5EncoderModel,
-)
+from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.data.tar.writer import TarWriter
-from fluxtrain.encode.autoencoder import Autoencoder
+from fluxtrain.data.formats.tar_writer import TarWriter
+from fluxtrain.encode.codec import Autoencoder
 
 SIDE, WIDTH, CHANNELS, TOKENS = 32, 16, 4, 8
 

@@ -11,7 +11,7 @@ from tests.trainer.tiny_encoders import CHANNELS, WIDTH
 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import initial_weights, load_weights
+from fluxtrain.parallel.parallelize import initial_weights, load_weights
 
 CPU = torch.device("cpu")
 

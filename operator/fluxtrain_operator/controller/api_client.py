@@ -12,19 +12,17 @@ import aiohttp
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
-from fluxtrain.contract.members import MEMBERS_PATH
-from fluxtrain.contract.progress import PROGRESS_PATH
-from fluxtrain.contract.redaction import redacted
-from fluxtrain.contract.resource.api_model import GROUP
+from fluxtrain.contract.model_base import GROUP
+from fluxtrain.contract.process import MEMBERS_PATH, PROGRESS_PATH
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
+from fluxtrain.errors import redacted
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard
-from fluxtrain_operator.planner.disruption import Delete
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.reports import Heard, Progress
 
 KINDS: dict[str, str] = {
     "ConfigMap": "v1",

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator import names
-from fluxtrain_operator.controller.applied_objects import AppliedObjects
-from fluxtrain_operator.controller.creation import job_of
-from fluxtrain_operator.controller.kept_fields import label, node_of, trimmed
-from fluxtrain_operator.controller.node_ledger import NodeLedger
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.node_health import KNOWN_MARKS, NodeMarks
-from fluxtrain_operator.planner.observed import TRANSITION, NodeView, Pod, newest_time
-from fluxtrain_operator.planner.owner_references import is_controlled_by
-from fluxtrain_operator.timestamps import seconds
-from fluxtrain_operator.transition import Transition, transition
+from fluxtrain_operator.controller.kept_fields import job_of, label, node_of, trimmed
+from fluxtrain_operator.names import Key, Transition, seconds, transition
+from fluxtrain_operator.node_health import (
+    KNOWN_MARKS,
+    NO_DISTRUST,
+    Distrust,
+    Fault,
+    NodeMarks,
+    Score,
+    faults_of,
+    ordered,
+    score,
+)
+from fluxtrain_operator.planner.observed import (
+    TRANSITION,
+    NodeView,
+    Pod,
+    controller_of,
+    is_controlled_by,
+    newest_time,
+)
 
 Manifest = Mapping[str, Any]
 
@@ -286,3 +298,202 @@ def _is_newer(manifest: Manifest, cached: Manifest | None) -> bool:
 def _version(manifest: Manifest) -> int | None:
     text = str(manifest["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else None  # comparable numbers since Kubernetes 1.35
+
+
+# The supporting objects of all jobs, such as services and pod groups, from metadata alone.
+
+
+Kind = tuple[str, str]
+"""API version and kind: three schedulers have a kind PodGroup."""
+Name = tuple[str, str]
+"""Kind and name of an object in the job's namespace."""
+
+
+class Applied(NamedTuple):
+    """A supporting object in the cluster."""
+
+    uid: str
+    applied_hash: str
+    """Hash of the manifest that the operator applied last."""
+    version: int = 0
+    """Its resource version; 0 if unknown."""
+
+    @staticmethod
+    def from_object(manifest: Mapping[str, Any]) -> Applied:
+        """Return uid, hash and version of the object in ``manifest``."""
+        metadata = manifest["metadata"]
+        annotations = metadata.get("annotations") or {}
+        applied_hash = str(annotations.get(names.ANNOTATION_APPLIED, ""))
+        version = str(metadata.get("resourceVersion", ""))
+        number = int(version) if version.isdecimal() else 0
+        return Applied(str(metadata.get("uid", "")), applied_hash, number)
+
+
+class _Entry(NamedTuple):
+    """An object with its owner, a FluxTraining."""
+
+    job: Key
+    owner_uid: str
+    applied: Applied
+
+
+@dataclass
+class AppliedObjects:
+    """Objects whose controller is a FluxTraining, by its uid; another owner's cost a look-up each."""
+
+    _entries: dict[tuple[Kind, str, str], _Entry] = field(default_factory=dict)
+    """By kind, namespace and name."""
+    _by_owner: dict[str, dict[tuple[Kind, str], Applied]] = field(default_factory=dict)
+    """By the uid of the job, then by kind and name."""
+
+    def __len__(self) -> int:
+        """Return the number of objects."""
+        return len(self._entries)
+
+    def of(self, uid: str, kinds: Mapping[str, str]) -> dict[Name, Applied]:
+        """Return the objects of a job by kind and name; ``kinds`` are API versions by kind."""
+        objects = self._by_owner.get(uid, {}).items()
+        return {
+            (kind, name): applied
+            for ((version, kind), name), applied in objects
+            if kinds.get(kind) == version
+        }
+
+    def get(self, uid: str, kind: Kind, name: str) -> Applied | None:
+        """Return an object of a job."""
+        return self._by_owner.get(uid, {}).get((kind, name))
+
+    def set(self, kind: Kind, manifest: Mapping[str, Any]) -> list[Key]:
+        """Store the newest version of an object; return the jobs for which it has changed."""
+        metadata, owner = manifest["metadata"], controller_of(manifest)
+        at = kind, str(metadata.get("namespace", "default")), str(metadata["name"])
+        before, applied = self._entries.get(at), Applied.from_object(manifest)
+        if before is not None and 0 < applied.version < before.applied.version:
+            return []  # the watch lags behind our own writes
+        if owner.get("kind") != KIND or not owner.get("uid"):
+            return self._drop(at)
+        entry = _Entry((at[1], str(owner.get("name", ""))), str(owner["uid"]), applied)
+        if before is not None and before.owner_uid != entry.owner_uid:
+            self._drop(at)
+        self._entries[at] = entry
+        self._by_owner.setdefault(entry.owner_uid, {})[kind, at[2]] = applied
+        return [] if before is not None and _same(before, entry) else _jobs(before, entry)
+
+    def remove(self, kind: Kind, manifest: Mapping[str, Any]) -> list[Key]:
+        """Remove an object, if it has the uid in ``manifest``; return the jobs that have lost it."""
+        metadata = manifest["metadata"]
+        at = kind, str(metadata.get("namespace", "default")), str(metadata["name"])
+        before = self._entries.get(at)
+        if before is None or before.applied.uid != str(metadata.get("uid", "")):
+            return []
+        return self._drop(at)
+
+    def discard(self, uid: str, kind: Kind, namespace: str, name: str) -> None:
+        """Forget an object that the job with ``uid`` had under ``name``."""
+        at = kind, namespace, name
+        if (before := self._entries.get(at)) is not None and before.owner_uid == uid:
+            self._drop(at)
+
+    def retain(self, kind: Kind, uids: Container[str], version: int, namespace: str) -> list[Key]:
+        """Remove the objects of ``kind`` that were not listed; return the jobs that have lost one.
+
+        ``uids`` are all that existed in ``namespace``, or in all, at ``version``.
+        """
+        unlisted = [
+            at
+            for at, entry in self._entries.items()
+            if at[0] == kind
+            and namespace in ("", at[1])
+            and entry.applied.uid not in uids
+            and entry.applied.version <= version
+        ]
+        return [key for at in unlisted for key in self._drop(at)]
+
+    def _drop(self, at: tuple[Kind, str, str]) -> list[Key]:
+        entry = self._entries.pop(at, None)
+        if entry is None:
+            return []
+        objects = self._by_owner[entry.owner_uid]
+        del objects[at[0], at[2]]
+        if not objects:
+            del self._by_owner[entry.owner_uid]
+        return [entry.job]
+
+
+def _same(before: _Entry, after: _Entry) -> bool:
+    """Return whether nothing has changed that the planner compares."""
+    return (before.owner_uid, *before.applied[:2]) == (after.owner_uid, *after.applied[:2])
+
+
+def _jobs(before: _Entry | None, after: _Entry) -> list[Key]:
+    return sorted({after.job} if before is None else {before.job, after.job})
+
+
+# The node ledger: the faults in all jobs' statuses by node, summed when they change.
+
+
+_REFRESH_SECONDS = 10.0
+"""Distrust decays slowly: without new faults it is not computed more often."""
+
+
+@dataclass
+class NodeLedger:
+    """Keeps the distrust of nodes; what does not change is not summed again."""
+
+    nodes: Mapping[str, NodeView]
+    """The existing nodes; faults of others do not count."""
+    _jobs: dict[Key, tuple[object, tuple[Fault, ...]]] = field(default_factory=dict)
+    """The list in the status of each job, and its valid faults."""
+    _faults: dict[str, dict[Key, list[Fault]]] = field(default_factory=dict)
+    """By node and job."""
+    _scores: dict[str, Score] = field(default_factory=dict)
+    _changed: set[str] = field(default_factory=set)
+    """Nodes to sum again."""
+    _latest: Distrust = NO_DISTRUST
+
+    def __len__(self) -> int:
+        """Return the number of jobs with faults of nodes."""
+        return len(self._jobs)
+
+    def set_job(self, key: Key, manifest: Mapping[str, Any] | None) -> None:
+        """Take the faults in the status of a job; None removes those of a deleted one."""
+        status = manifest.get("status") if manifest is not None else None
+        listed = status.get("nodeFaults") if isinstance(status, Mapping) else None
+        before, old = self._jobs.get(key, (None, ()))
+        if (listed or None) == before:
+            return
+        self._jobs.pop(key, None)
+        new = faults_of(status)
+        if listed:
+            self._jobs[key] = listed, new
+        for fault in old:
+            if self._faults.get(fault.node, {}).pop(key, None) is not None:
+                self.refresh(fault.node)
+            if not self._faults.get(fault.node, True):
+                del self._faults[fault.node]
+        for fault in new:
+            self._faults.setdefault(fault.node, {}).setdefault(key, []).append(fault)
+            self.refresh(fault.node)
+
+    def refresh(self, node: str) -> None:
+        """Sum the faults of ``node`` again: one was added or removed, or the node is a new one."""
+        if node in self._faults or node in self._scores:
+            self._changed.add(node)
+
+    def distrust(self, now: float) -> Distrust:
+        """Return the distrust of all existing nodes."""
+        is_fresh = 0.0 <= now - self._latest.now < _REFRESH_SECONDS
+        if is_fresh and not self._changed:
+            return self._latest
+        for name in self._changed:
+            self._sum(name, now)
+        self._changed.clear()
+        self._latest = ordered(self._scores, now)
+        return self._latest
+
+    def _sum(self, name: str, now: float) -> None:
+        view, faults = self.nodes.get(name), self._faults.get(name, {})
+        self._scores.pop(name, None)
+        if view is not None and not view.gone and faults:
+            listed = (fault for of_job in faults.values() for fault in of_job)
+            self._scores[name] = score(listed, now, view.created)

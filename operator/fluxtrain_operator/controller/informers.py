@@ -11,16 +11,15 @@ from kubernetes.aio.client import ApiClient
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, collection
-from fluxtrain_operator.controller.applied_objects import Kind
-from fluxtrain_operator.controller.cache import Cache, Manifest
+from fluxtrain_operator.controller.cache import Cache, Kind, Manifest
 from fluxtrain_operator.controller.kept_fields import NodeFields, ObjectFields, PodFields
 from fluxtrain_operator.controller.list_watch import (
     RELIST_SECONDS,
     EventHandler,
     ListWatch,
+    UnreadableObjects,
     list_and_watch,
 )
-from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import kopf
 
-from fluxtrain.contract.resource.api_model import GROUP
+from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
+from fluxtrain_operator.controller.list_watch import UnreadableObjects
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -10,37 +11,36 @@ from typing import Any
 
 from fluxtrain.contract.resource.status import read_status
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator import names
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
-from fluxtrain_operator.controller.applied_objects import Name
-from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.decision_log import log_decision
-from fluxtrain_operator.controller.executor import Executor, JobState, status_delay
-from fluxtrain_operator.controller.fault_budget import FaultBudget
-from fluxtrain_operator.controller.members_poller import MembersPoller
-from fluxtrain_operator.controller.predecessors import (
-    cycle_of,
-    is_awaited,
-    is_ignored,
-    phases_of_predecessors,
+from fluxtrain_operator.controller.cache import Cache, Name
+from fluxtrain_operator.controller.executor import (
+    Executor,
+    FaultBudget,
+    JobState,
+    log_decision,
+    status_delay,
 )
-from fluxtrain_operator.controller.progress_poller import ProgressPoller
-from fluxtrain_operator.distrust import Distrust
+from fluxtrain_operator.controller.pollers import MembersPoller, ProgressPoller
 from fluxtrain_operator.errors import ApiError, UnreadableError
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy
+from fluxtrain_operator.job import Job, Revision
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.network_rules import NO_RULES, NetworkRules
-from fluxtrain_operator.planner.create_failures import name_conflict
-from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.owner_references import is_controlled_by
+from fluxtrain_operator.names import Key, earliest, items, mapping
+from fluxtrain_operator.node_health import Distrust
+from fluxtrain_operator.planner.groups import FAILED
+from fluxtrain_operator.planner.observed import Observed, is_controlled_by, name_conflict
 from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
-from fluxtrain_operator.resources.gang import gang_of
-from fluxtrain_operator.revision import Revision
-from fluxtrain_operator.timestamps import earliest
+from fluxtrain_operator.resources.scheduling import gang_of
+from fluxtrain_operator.settings import (
+    DEFAULT_POLICY,
+    NO_DEFAULTS,
+    NO_RULES,
+    JobPolicy,
+    NetworkRules,
+    PodDefaults,
+)
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""
@@ -251,3 +251,89 @@ def _requeue_after(plan: Plan) -> float | None:
 def is_conflict(error: Exception) -> bool:
     """Return whether another client wrote first: the job is reconciled again, nothing is reported."""
     return isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
+
+
+# Which jobs start after which, of those in the cache.
+
+
+_MAX_JOBS = 100
+"""Of a cycle: each waiting job is planned again when one before it changes."""
+
+
+def phases_of_predecessors(cache: Cache, job: Job) -> dict[str, str]:
+    """Return the phases, by name, of those existing jobs that ``job`` starts after."""
+    predecessors = job.spec.lifecycle.start_after
+    jobs = {name: cache.job((job.namespace, name)) for name in predecessors}
+    return {
+        name: str((manifest.get("status") or {}).get("phase", ""))
+        for name, manifest in jobs.items()
+        if manifest is not None
+    }
+
+
+def is_awaited(cache: Cache, key: Key) -> bool:
+    """Return whether a job that an ended job lets start may not have seen yet that it has ended."""
+    has_failed = mapping(cache.job(key) or {}, "status").get("phase") == FAILED
+    jobs = map(cache.job, cache.jobs_after(key))
+    return any(
+        _waits_for(job, key[1]) and (not has_failed or _starts_after_failures(job))
+        for job in jobs
+        if job is not None
+    )
+
+
+def cycle_of(cache: Cache, key: Key) -> tuple[str, ...]:
+    """Return the shortest chain of jobs that wait for one another, from a job to itself.
+
+    It is empty if there is none, or none among the first `_MAX_JOBS`.
+    """
+    namespace, start = key
+    before: dict[str, str] = {}
+    queue = deque([start])
+    while queue and len(before) < _MAX_JOBS:
+        name = queue.popleft()
+        for predecessor in _awaited(cache.job((namespace, name))):
+            if predecessor == start:
+                return (*_chain(name, before), start)
+            if predecessor not in before:
+                before[predecessor] = name
+                queue.append(predecessor)
+    return ()
+
+
+def _chain(name: str, before: Mapping[str, str]) -> list[str]:
+    """Return the jobs from the first one to ``name``."""
+    chain = [name]
+    while chain[-1] in before:
+        chain.append(before[chain[-1]])
+    return chain[::-1]
+
+
+def _awaited(manifest: Mapping[str, Any] | None) -> list[str]:
+    """Return the jobs that a job waits for; its status is not validated, as many are looked at."""
+    if manifest is None or is_ignored(manifest):
+        return []
+    status = mapping(manifest, "status")
+    if status.get("attempt") or status.get("phase") in ("Complete", "Failed"):
+        return []
+    predecessors = items(mapping(mapping(manifest, "spec"), "lifecycle"), "startAfter")
+    seen = items(status, "completedPredecessors")
+    return [str(name) for name in predecessors if name not in seen]
+
+
+def _waits_for(manifest: Mapping[str, Any], predecessor: str) -> bool:
+    """Return whether a job that starts after ``predecessor`` has not begun, nor seen that it is complete."""
+    status = read_status(manifest.get("status"))
+    has_seen = status.attempt > 0 or predecessor in status.completed_predecessors
+    return not (has_seen or finished(status) or is_ignored(manifest))
+
+
+def _starts_after_failures(manifest: Mapping[str, Any]) -> bool:
+    lifecycle = mapping(mapping(manifest, "spec"), "lifecycle")
+    return lifecycle.get("startWhen") == "Ended"
+
+
+def is_ignored(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a job is being deleted or has another manager: then not even errors are reported."""
+    managed_by = manifest.get("spec", {}).get("managedBy", names.MANAGED_BY)
+    return "deletionTimestamp" in manifest["metadata"] or managed_by != names.MANAGED_BY

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fluxtrain.contract.resource.api_model import GROUP
+from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import PLURAL
-from fluxtrain_operator.job_policy import DEFAULT_POLICY, JobPolicy
-from fluxtrain_operator.limits import Limit
-from fluxtrain_operator.pod_limits import LISTED, NO_TEMPLATE, RESTRICTED, limits_of
+from fluxtrain_operator.limits import LISTED, NO_TEMPLATE, RESTRICTED, Limit, limits_of
+from fluxtrain_operator.settings import DEFAULT_POLICY, JobPolicy
 
 Manifest = dict[str, Any]
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from typing import Any
 
-from fluxtrain.contract.resource.api_model import GROUP
+from pydantic import BaseModel
+
+from fluxtrain.contract.model_base import (
+    GROUP,
+    Rule,
+    StrictModel,
+    allowed,
+    is_list,
+    iter_fields,
+    key_schema,
+    model_of,
+    value_schema,
+)
 from fluxtrain.contract.resource.fluxtraining import (
     KIND,
     PLURAL,
@@ -12,10 +26,10 @@ from fluxtrain.contract.resource.fluxtraining import (
     SINGULAR,
     VERSION,
     FluxTraining,
+    Spec,
 )
+from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain_operator.generate.cel import rules
-from fluxtrain_operator.generate.schema import Schema, structural
 
 Manifest = dict[str, Any]
 
@@ -103,3 +117,255 @@ def _at(schema: Schema, path: str) -> Schema:
     for part in path.split(".") if path else ():
         schema = schema["items"] if part == "items" else schema["properties"][part]
     return schema
+
+
+# The CEL validation rules of the resource: rules between fields, and immutable fields.
+#
+# They are generated from the sections' ``rules`` and ``IMMUTABLE`` fields, so that ``fluxtrain
+# run`` and the API server reject the same values with the same messages.
+
+
+Validation = dict[str, str]
+"""One entry of ``x-kubernetes-validations``."""
+Rules = dict[str, list[Validation]]
+"""Validations by the path of their schema within the resource."""
+
+
+def rules() -> Rules:
+    """Return all rules that the API server evaluates."""
+    result = between_fields()
+    for path, validations in of_updates().items():
+        result.setdefault(path, []).extend(validations)
+    result["spec.run"] += _closed_division()
+    return result
+
+
+def between_fields() -> Rules:
+    """Return the rules between the fields of a job, without MLPerf's."""
+    result = {
+        path: [_validation(rule) for rule in section.rules]
+        for path, section in (*_sections(FluxTraining), *_sections(RunConfig, "spec.run"))
+        if section.rules
+    }
+    result["spec.run"].append(_METRICS_PORT)
+    return result
+
+
+def of_updates() -> Rules:
+    """Return the transition rules, which compare a job with its previous version."""
+    return {"spec": [*_transitions(Spec)], "spec.run": [*_transitions(RunConfig)]}
+
+
+def _sections(model: type[StrictModel], path: str = "") -> Iterator[tuple[str, type[StrictModel]]]:
+    """Yield ``model`` and all nested sections with the paths of their schemas."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        below = model_of(field.annotation)
+        if below is not None:
+            items = ".items" if is_list(field.annotation) else ""
+            yield from _sections(below, f"{path}.{field.alias or name}{items}".strip("."))
+
+
+def _validation(rule: Rule) -> Validation:
+    guards = [_has(path) for path in (rule.field, *rule.others) if path]
+    checked = f"!({' && '.join(guards)}) || {rule.cel}" if guards else rule.cel
+    message = f"{rule.field} {rule.message}".strip()
+    return _validation_of(checked, message, rule.field)
+
+
+def _validation_of(rule: str, message: str, field: str) -> Validation:
+    """Return the validation of ``field``; of the whole section if it is empty."""
+    return {"rule": rule, "message": message, **({"fieldPath": f".{field}"} if field else {})}
+
+
+def _has(path: str, root: str = "self") -> str:
+    """Return the CEL expression that tests that every part of ``path`` is set."""
+    parts = path.split(".")
+    return " && ".join(f"has({root}.{'.'.join(parts[: n + 1])})" for n in range(len(parts)))
+
+
+def _transitions(model: type[StrictModel]) -> Iterator[Validation]:
+    """Yield a rule per immutable field.
+
+    Rules of whole sections or optional text would exceed the API server's cost limit.
+    """
+    for facts in iter_fields(model):
+        if facts.immutable:
+            now, before = _has(facts.path), _has(facts.path, "oldSelf")
+            equal = f"self.{facts.path} == oldSelf.{facts.path}"
+            yield _validation_of(
+                f"({now} && {before}) ? {equal} : ({now}) == ({before})",
+                f"{facts.path} stays as it was created; another value is another job",
+                facts.path,
+            )
+
+
+def _closed_division() -> Iterator[Validation]:
+    """Yield a rule per field that MLPerf's closed division fixes."""
+    closed = " && ".join(
+        (
+            f"self.preset.startsWith('{closed_division.PREFIX}')",
+            _is_or_unset("task", "train"),
+            _is_or_unset("logging.mlperf.division", "closed"),
+        )
+    )
+    for path, each_allowed in closed_division.FIXED_VALUES.items():
+        equal = "" if each_allowed is None else f" || self.{path} == {json.dumps(each_allowed)}"
+        message = f"{path}: {closed_division.message(path, each_allowed)}"
+        yield _validation_of(f"!({closed}) || !({_has(path)}){equal}", message, path)
+    for path, value in closed_division.FORBIDDEN_VALUES.items():
+        message = f"{path}: {closed_division.forbidden_message(path, value)}"
+        rule = f"!({closed}) || !({_has(path)}) || self.{path} != {json.dumps(value)}"
+        yield _validation_of(rule, message, path)
+    given = " && ".join(map(_has, closed_division.FIELDS))
+    sizes, size = list(closed_division.REFERENCE_SCHEDULES), closed_division.SIZE
+    yield _validation_of(
+        f"!({closed}) || !({_has(size)}) || self.{size} in {sizes} || ({given})",
+        f"{size}: {closed_division.MESSAGE}",
+        size,
+    )
+    division = "logging.mlperf.division"
+    yield _validation_of(
+        f"!({_has(division)}) || self.{division} != 'closed' || "
+        f"self.preset.startsWith('{closed_division.PREFIX}')",
+        f"{division}: {closed_division.ONLY_OF_PRESETS}",
+        division,
+    )
+
+
+def _is_or_unset(path: str, value: str) -> str:
+    return f"(!({_has(path)}) || self.{path} == '{value}')"
+
+
+_METRICS_PORT = _validation_of(
+    f"!({_has('logging.metrics_port')}) || self.logging.metrics_port != 0",
+    "logging.metrics_port must not be 0 on a cluster: the operator reads the progress there",
+    "logging.metrics_port",
+)
+
+
+# From a pydantic model to the structural OpenAPI schema that a CustomResourceDefinition needs.
+
+
+Schema = dict[str, Any]
+
+_KEPT = (
+    "type", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
+    "multipleOf", "description",
+)  # fmt: skip
+_ANY_OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
+def structural(model: type[BaseModel], defaults: bool) -> Schema:
+    """Return the structural schema of ``model``, with references resolved.
+
+    Without ``defaults`` all fields are optional, and their descriptions name the model's defaults.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    return _convert(schema, schema.get("$defs", {}), defaults)
+
+
+def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    schema = _resolved(schema, definitions)
+    if "anyOf" in schema:
+        return _alternatives(schema, definitions, defaults)
+    result = {key: schema[key] for key in _KEPT if key in schema}
+    if "x-kubernetes-int-or-string" in schema:
+        del result["type"]
+        result["x-kubernetes-int-or-string"] = True
+    if "const" in schema:
+        result["enum"] = [schema["const"]]
+    _bounds(schema, result)
+    if "prefixItems" in schema or "items" in schema:
+        items = schema["prefixItems"][0] if "prefixItems" in schema else schema["items"]
+        result["items"] = _convert(items, definitions, defaults)
+    if schema.get("type") == "object":
+        result |= _object(schema, definitions, defaults)
+    if defaults and schema.get("default") is not None:
+        result["default"] = _without_nulls(schema["default"])
+    elif not defaults and "default" in schema and schema.get("type") != "object":
+        result["description"] = (
+            f"{result.get('description', '')} Default: {_as_text(schema['default'])}.".strip()
+        )
+    return result
+
+
+def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
+    reference = schema.get("$ref")
+    if reference is None:
+        return schema
+    beside = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**definitions[reference.rpartition("/")[2]], **beside}
+
+
+def _alternatives(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    """Return the schema of ``X | None``, or of an integer or a word."""
+    one, *others = [option for option in schema["anyOf"] if option.get("type") != "null"]
+    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    if others:
+        (word,) = others
+        bounds = {key: one[key] for key in ("minimum", "maximum")}
+        pattern = f"^{word['const']}$"
+        field = _convert({**bounds, "pattern": pattern, **beside}, definitions, defaults)
+        return {**field, "x-kubernetes-int-or-string": True}
+    if beside.get("default") is None:
+        beside.pop("default", None)
+    return {
+        **_convert({**_resolved(one, definitions), **beside}, definitions, defaults),
+        "nullable": True,
+    }
+
+
+def _bounds(schema: Schema, result: Schema) -> None:
+    for bound, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if bound in schema:  # a flag in OpenAPI 3.0
+            result[inclusive], result[bound] = schema[bound], True
+    if schema.get("type") == "integer":
+        result["format"] = "int64"
+
+
+def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    if "properties" not in schema:
+        return _mapping(schema, definitions, defaults)
+    result: Schema = {
+        "properties": {
+            name: _convert(below, definitions, defaults)
+            for name, below in schema["properties"].items()
+        }
+    }
+    if schema.get("additionalProperties"):
+        result |= _ANY_OBJECT
+    if defaults and schema.get("required"):
+        result["required"] = schema["required"]
+    return result
+
+
+def _mapping(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
+    values = value_schema(schema)
+    if values is None:
+        return _ANY_OBJECT
+    result: Schema = {"additionalProperties": _convert(values, definitions, defaults)}
+    if "maxProperties" in schema:
+        result["maxProperties"] = schema["maxProperties"]
+    keys = key_schema(schema)
+    if "pattern" in keys:  # OpenAPI cannot constrain keys
+        rule = (
+            f"self.all(key, key.size() <= {keys['maxLength']} && key.matches('{keys['pattern']}'))"
+        )
+        result["x-kubernetes-validations"] = [
+            {"rule": rule, "message": f"every key must be {allowed(keys)}"}
+        ]
+    return result
+
+
+def _without_nulls(default: Any) -> Any:
+    """Return ``default`` without null values, which the API server would store."""
+    if not isinstance(default, dict):
+        return default
+    return {key: _without_nulls(value) for key, value in default.items() if value is not None}
+
+
+def _as_text(value: object) -> str:
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

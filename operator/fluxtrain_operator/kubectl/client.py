@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from re import Match, Pattern
+from typing import Any
 
-from fluxtrain.contract.resource.api_model import GROUP
-from fluxtrain.contract.resource.fluxtraining import PLURAL
-from fluxtrain.errors import EXIT_USAGE
+from fluxtrain.contract.model_base import GROUP
+from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL
+from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.kubectl.errors import KubectlError, error_of
-from fluxtrain_operator.planner.owner_references import is_controlled_by
+from fluxtrain_operator.names import seconds
+from fluxtrain_operator.planner.observed import is_controlled_by
 
 JOBS = f"{PLURAL}.{GROUP}"
 """The resource by its full name: another definition may use the short one."""
@@ -126,3 +129,225 @@ def _program() -> str:
     if program is None:
         raise KubectlError(f"{name} is not on the PATH; set KUBECTL to its path", EXIT_USAGE)
     return program
+
+
+# What kubectl's messages mean, and the exit code of each.
+
+
+_KLOG = re.compile(r"^[EWIF]\d{4} ")
+"""Beginning of a line that kubectl's libraries log for developers."""
+_FORBIDDEN = re.compile(
+    r'User "(?P<user>[^"]*)" cannot (?P<verb>\S+) resource "(?P<resource>[^"]*)"'
+    r' in API group "(?P<group>[^"]*)"(?: in the namespace "(?P<namespace>[^"]*)")?'
+)
+_PREFIX = re.compile(r"^(error: )?(Error from server(?: \(\w+\))?: )?", re.IGNORECASE)
+_NO_SERVER = "localhost:8080"
+"""kubectl's address if neither a kubeconfig nor an option names an API server."""
+
+
+class KubectlError(Exception):
+    """kubectl failed; the text is for people."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_ERROR, not_found: bool = False) -> None:
+        """Keep ``message``, the ``exit_code`` of the plugin, and whether the object does not exist."""
+        self.exit_code, self.not_found = exit_code, not_found
+        super().__init__(message)
+
+
+def error_of(stderr: str) -> KubectlError:
+    """Return the error that kubectl's ``stderr`` reports."""
+    lines = [line for line in stderr.splitlines() if line.strip() and not _KLOG.match(line)]
+    text = "\n".join(line for line in lines if not line.startswith("Warning:"))
+    for pattern, make in _ERRORS:
+        if match := pattern.search(text):
+            return make(match, text)
+    return KubectlError(_plain(text) or "kubectl failed without a message")
+
+
+def _plain(text: str) -> str:
+    return _PREFIX.sub("", text.strip())
+
+
+def _forbidden(match: Match[str], text: str) -> KubectlError:
+    right = match["resource"] + (f".{match['group']}" if match["group"] else "")
+    within = f" in namespace {match['namespace']}" if match["namespace"] else ""
+    return KubectlError(
+        f"forbidden: user {match['user']} lacks the right to {match['verb']} {right}{within}; "
+        "ask for a role that grants it"
+    )
+
+
+def _unreachable(match: Match[str], text: str) -> KubectlError:
+    if _NO_SERVER in text:
+        message = "no API server: kubectl has no kubeconfig; set KUBECONFIG, or use --kubeconfig or --server"
+        return KubectlError(message, EXIT_USAGE)
+    return KubectlError(f"the API server cannot be reached: {_plain(text).splitlines()[-1]}")
+
+
+def _kubeconfig(match: Match[str], text: str) -> KubectlError:
+    return KubectlError(f"kubeconfig: {_plain(text)}", EXIT_USAGE)
+
+
+def _option(match: Match[str], text: str) -> KubectlError:
+    return KubectlError(_plain(text).splitlines()[0], EXIT_USAGE)
+
+
+def _unauthorized(match: Match[str], text: str) -> KubectlError:
+    return KubectlError("the API server does not accept the credentials of the kubeconfig")
+
+
+def _no_definition(match: Match[str], text: str) -> KubectlError:
+    if match[1] != PLURAL:
+        return KubectlError(f"the cluster does not serve {match[1]}", not_found=True)
+    return KubectlError(
+        "the cluster does not know FluxTraining: install the operator's chart, which has its definition"
+    )
+
+
+def _not_found(match: Match[str], text: str) -> KubectlError:
+    return KubectlError(_plain(text), not_found=True)
+
+
+_ERRORS: tuple[tuple[Pattern[str], Callable[[Match[str], str], KubectlError]], ...] = (
+    (_FORBIDDEN, _forbidden),
+    (re.compile(r"was refused - did you specify|Unable to connect to the server"), _unreachable),
+    (re.compile(r"i/o timeout|context deadline exceeded|request canceled"), _unreachable),
+    (re.compile(r"You must be logged in to the server"), _unauthorized),
+    (re.compile(r'the server doesn\'t have a resource type "([^"]+)"'), _no_definition),
+    (re.compile(r"\(NotFound\)"), _not_found),
+    (re.compile(r"Error in configuration|error loading config|^error: stat "), _kubeconfig),
+    (re.compile(r"no server found for cluster|auth info .* does not exist"), _kubeconfig),
+    (re.compile(r"context .* does not exist|unable to read client-"), _kubeconfig),
+    (re.compile(r"Invalid timeout value|unknown flag|invalid argument"), _option),
+)
+"""Patterns of kubectl's messages in order: the first that occurs decides."""
+
+
+# The objects of one job: the FluxTraining, its pods, the events of both, and Kueue's workload.
+
+
+_WORKLOADS = "workloads.kueue.x-k8s.io"
+
+
+@dataclass(frozen=True)
+class JobObjects:
+    """A job and what belongs to it."""
+
+    job: Manifest
+    pods: tuple[Manifest, ...] = ()
+    """Pods that the job controls, by name."""
+    events: tuple[Manifest, ...] = ()
+    """Events about the job and its pods, also those that are gone, oldest first."""
+    workload: Manifest | None = None
+    """Kueue's workload of the present pods, read if they wait for Kueue."""
+    unread: tuple[str, ...] = ()
+    """What could not be read, and why."""
+
+
+def read_job(kubectl: Kubectl, name: str) -> JobObjects:
+    """Return the objects of the job ``name``.
+
+    Raises KubectlError if the job cannot be read. What else cannot be read is in ``unread``: a status alone
+    says much.
+    """
+    job = kubectl.job(name)
+    unread: list[str] = []
+    pods = _list(unread, "pods", lambda: kubectl.pods(job, names.selector(name)))
+    events = _list(unread, "events", lambda: kubectl.items("events"))
+    return JobObjects(
+        job=job,
+        pods=tuple(sorted(pods, key=_index)),
+        events=events_of(job, events),
+        workload=_workload(kubectl, job, pods),
+        unread=tuple(unread),
+    )
+
+
+def events_of(job: Manifest, events: list[Manifest]) -> tuple[Manifest, ...]:
+    """Return the ``events`` about ``job``, and about pods with the names of its pods, oldest first.
+
+    Events before the job's creation are those of an earlier job with the same name.
+    """
+    created = seconds(job["metadata"].get("creationTimestamp")) or 0.0
+    matching = (event for event in events if _is_about(event.get("involvedObject") or {}, job))
+    recent = (event for event in matching if event_time(event) >= created)
+    return tuple(sorted(recent, key=event_time))
+
+
+def event_time(event: Mapping[str, Any]) -> float:
+    """Return the Unix time of the last occurrence of ``event``."""
+    series = event.get("series") or {}
+    times = (
+        series.get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event.get("firstTimestamp"),
+        (event.get("metadata") or {}).get("creationTimestamp"),
+    )
+    return next((time for text in times if (time := seconds(text)) is not None), 0.0)
+
+
+def _is_about(regarding: Mapping[str, Any], job: Manifest) -> bool:
+    name, uid = job["metadata"]["name"], job["metadata"].get("uid")
+    if regarding.get("kind") == KIND:
+        return regarding.get("name") == name and regarding.get("uid") in (uid, None, "")
+    if regarding.get("kind") != "Pod":
+        return False
+    pod = str(regarding.get("name"))
+    number = re.search(r"-(\d{1,9})$", pod)
+    return pod == names.pod(name, int(number[1])) if number else names.is_rendezvous(name, pod)
+
+
+def _index(pod: Manifest) -> tuple[bool, int, str]:
+    """Return the sort key of a pod: training pods by number, then the rendezvous pod."""
+    text = (pod["metadata"].get("labels") or {}).get(names.LABEL_INDEX, "")
+    number = int(text) if text.isdecimal() else -1
+    return number < 0, number, pod["metadata"]["name"]
+
+
+def _list(unread: list[str], what: str, read: Callable[[], list[Manifest]]) -> list[Manifest]:
+    try:
+        return read()
+    except KubectlError as error:
+        unread.append(f"{what} ({error})")
+        return []
+
+
+def group_of(job: Manifest) -> str:
+    """Return the name of Kueue's pod group, and workload, of the present pods."""
+    status = job.get("status") or {}
+    number = status.get("groupAttempt") or status.get("attempt", 1)
+    return names.kueue_group(job["metadata"]["name"], number)
+
+
+def _workload(kubectl: Kubectl, job: Manifest, pods: list[Manifest]) -> Manifest | None:
+    gates = (gate for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
+    if not any(gate.get("name") == names.KUEUE_GATE for gate in gates):
+        return None
+    try:
+        return kubectl.get(_WORKLOADS, group_of(job))
+    except KubectlError:
+        return None  # its absence is no news: the gate says what is waited for
+
+
+# Rows of text in columns, and text that is safe on a terminal.
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return ``rows`` of equally many cells with aligned columns, as kubectl prints them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with control characters but line ends escaped.
+
+    Messages in a status come from programs of others: they must not control the terminal.
+    """
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from fluxtrain.contract.launch import MLPERF_FILE, MLPERF_TOKEN, OUTPUT_PATH
+from fluxtrain.contract.process import MLPERF_FILE, MLPERF_TOKEN, OUTPUT_PATH
 from fluxtrain_operator import names
-from fluxtrain_operator.kubectl.client import Kubectl
-from fluxtrain_operator.kubectl.errors import KubectlError
+from fluxtrain_operator.kubectl.client import Kubectl, KubectlError
 
 _FIRST_KEY = "cache_clear"
 """Key of the first event of a whole log."""

@@ -6,15 +6,14 @@ pod's log, and the log's timestamps, of the same clock as the command's, say whi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fluxtrain.contract.stacks import STACKS_COMMAND, RankProcess, read_ranks
+from fluxtrain.contract.process import STACKS_COMMAND, RankProcess, read_ranks
 from fluxtrain_operator import names
-from fluxtrain_operator.kubectl.client import Kubectl
-from fluxtrain_operator.kubectl.errors import KubectlError
-from fluxtrain_operator.kubectl.stack_text import RankStacks, report, stacks_of
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.kubectl.client import Kubectl, KubectlError
+from fluxtrain_operator.names import seconds, stamp
 
 _SECONDS = 90.0
 """A pod may take this long: a start of Python, and 0.3 s for each of its ranks."""
@@ -87,3 +86,111 @@ def _logs(kubectl: Kubectl, pods: list[_Pod]) -> Iterator[str | KubectlError]:
         ("logs", pod.name, *options, f"--since-time={time}")
         for pod, time in zip(pods, since, strict=True)
     )
+
+
+# The stacks of ranks, taken from the logs of their pods, and grouped by where the main threads are.
+# Pure.
+
+
+_STACK_LINE = re.compile(
+    r'(Current thread|Thread) 0x|  File ".*", line (\d+|\?+) in |  \.\.\.$|  <.+>$'
+)
+"""A line that Python's faulthandler prints."""
+_MAIN = "Current thread"
+"""Begins the stack of the thread that handled the signal, which is the main thread."""
+_STATES = {
+    "D": "waits in the kernel, for storage or a device",
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "Z": "has ended",
+}
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """The stacks of one rank."""
+
+    rank: int
+    pod: str
+    lines: tuple[str, ...]
+    note: str = ""
+    """What else there is to say, such as why it has printed none."""
+
+    @property
+    def position(self) -> tuple[str, ...]:
+        """Return the frames of the main thread, innermost first; empty if they are unknown."""
+        start = next((n for n, line in enumerate(self.lines) if line.startswith(_MAIN)), None)
+        if start is None:
+            return ()
+        frames = []
+        for line in self.lines[start + 1 :]:
+            if not line.startswith("  "):
+                break
+            frames.append(line.strip())
+        return tuple(frames)
+
+
+def stacks_of(pod: str, ranks: Sequence[RankProcess], log: str) -> list[RankStacks]:
+    """Return the stacks of ``ranks`` of ``pod``, of which ``log`` has a timestamp before each line.
+
+    The lines of a rank are those between the time at which it was asked and that of the next one.
+    """
+    lines = [parts for parts in map(_timed, log.splitlines()) if parts is not None]
+    ends = [*(rank.time for rank in ranks[1:]), float("inf")]
+    result = []
+    for rank, end in zip(ranks, ends, strict=True):
+        own = tuple(line for time, line in lines if rank.time <= time < end)
+        result.append(RankStacks(rank.rank, pod, own if rank.asked else (), _note(rank, own)))
+    return result
+
+
+def report(ranks: Sequence[RankStacks]) -> str:
+    """Return where how many ranks are, the rarest position first, then the stacks of each rank."""
+    return "\n\n".join([*_summary(ranks), *(_section(r) for r in sorted(ranks, key=_rank))])
+
+
+def _summary(ranks: Sequence[RankStacks]) -> list[str]:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(ranks, key=_rank):
+        groups.setdefault(rank.position, []).append(rank.rank)
+    listed = sorted(groups.items(), key=lambda group: len(group[1]))
+    return ["\n".join(f"{_numbers(own)}: {_innermost(at)}" for at, own in listed)]
+
+
+def _innermost(position: tuple[str, ...]) -> str:
+    return position[0] if position else "unknown: no stacks"
+
+
+def _numbers(ranks: list[int]) -> str:
+    """Return the ranks as text, runs of them shortened."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(texts)}"
+
+
+def _section(rank: RankStacks) -> str:
+    note = f": {rank.note}" if rank.note else ""
+    return "\n".join([f"== rank {rank.rank}, pod {rank.pod}{note}", *rank.lines])
+
+
+def _rank(rank: RankStacks) -> int:
+    return rank.rank
+
+
+def _note(rank: RankProcess, lines: tuple[str, ...]) -> str:
+    state = f"process {rank.pid} {_STATES[rank.state]}" if rank.state in _STATES else ""
+    if not rank.asked:
+        return "it still imports modules, and cannot print its stacks yet"
+    return state if lines else state or "it has printed no stacks"
+
+
+def _timed(line: str) -> tuple[float, str] | None:
+    """Return the time and the text of a line of a stack; None for any other line."""
+    stamp, _, text = line.partition(" ")
+    time = seconds(stamp)
+    return (time, text) if time is not None and _STACK_LINE.match(text) else None

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import Template
+from typing import Any
 
+from fluxtrain.contract.process import COMPUTE, DATA, STRAGGLER_TEXTS
 from fluxtrain_operator import names
-from fluxtrain_operator.distrust import HALF_LIFE_SECONDS, Fault, faults_of
-from fluxtrain_operator.durations import duration
-from fluxtrain_operator.kubectl.client import Kubectl
-from fluxtrain_operator.kubectl.facts import Facts
-from fluxtrain_operator.kubectl.findings import finding
-from fluxtrain_operator.kubectl.job_objects import JobObjects, read_job
+from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.kubectl.client import JobObjects, Kubectl, group_of, read_job
+from fluxtrain_operator.names import duration, seconds
+from fluxtrain_operator.node_health import HALF_LIFE_SECONDS, Fault, faults_of
+from fluxtrain_operator.planner.observed import Pod
 
 _ONGOING = ("Pending", "Starting", "Restarting", "Running")
 _RECENT_FAULT_SECONDS = 4 * HALF_LIFE_SECONDS
@@ -106,3 +111,641 @@ def _unseen_change(facts: Facts) -> str:
     if seen is None or generation is None or seen >= generation:
         return ""
     return "The operator has not yet seen the newest change of the spec."
+
+
+# What to do about each reason of a condition, or of a pod that does not run.
+#
+# Reasons whose message says it already are left out.
+
+
+_REMEDIES = {
+    # the API server refuses objects
+    "PredecessorTerminating": (
+        "Nothing needs to be done; `kubectl get pods -n $namespace -l fluxtrain.dev/job=$job` shows what "
+        "is left of the earlier job."
+    ),
+    "PredecessorKept": (
+        "Whoever set the finalizers must remove them: `kubectl patch KIND NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
+    "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
+    "PodSecurity": (
+        "Change what the message names, usually in spec.podTemplate, spec.storage or spec.network."
+    ),
+    # the job itself
+    "InvalidSpec": "Correct the field; a job that has failed must be deleted and created again.",
+    "NotPermitted": (
+        "Leave the field out, and create the job again; the administrator sets the chart's value jobs."
+    ),
+    "WaitingForJobs": "It starts when those jobs are complete.",
+    "CyclicDependency": "Take one of these jobs out of the spec.lifecycle.startAfter of the one before it.",
+    "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",
+    "DeadlineExceeded": "Raise spec.lifecycle.activeDeadlineSeconds, and create the job again.",
+    "RestartsExhausted": (
+        "Fix the error, and create the job again; it resumes from its newest checkpoint. "
+        "spec.restart.maxRestarts is the limit."
+    ),
+    # the program
+    "InvalidJob": "A restart does not help: correct what the message names, and create the job again.",
+    "Diverged": "Lower the learning rate or lengthen the warm-up, and create the job again.",
+    "StorageError": "Make the output writable: is the volume full or read-only?",
+    "OOMKilled": (
+        "Raise the container's memory limit, or lower the micro batch size or the number of loader workers."
+    ),
+    "InitContainerFailed": (
+        "Correct spec.podTemplate.spec.initContainers; with terminationMessagePolicy: FallbackToLogsOnError "
+        "the message has the last line of the log."
+    ),
+    "StartError": (
+        "If other pods run, check the node's devices and container runtime: `kubectl describe node`; "
+        "otherwise check that spec.image contains fluxtrain."
+    ),
+    "ProgramError": "`kubectl fluxtrain logs $job -n $namespace` shows the log.",
+    "NoProgress": (
+        "The operator restarts it; `kubectl fluxtrain stacks $job -n $namespace` shows where ranks wait."
+    ),
+    "NoAnswer": (
+        "No restart is counted for this. Check that network policies, a firewall or a service mesh let the "
+        "operator reach the port of /progress."
+    ),
+    # nodes
+    "NodeLost": "The operator replaces its pod; check the node: `kubectl describe node`.",
+    "GroupWaits": (
+        "Kueue frees the place once the node is back or removed (`kubectl delete node`); "
+        "otherwise the job is queued again."
+    ),
+    "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
+    "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
+    "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
+    "UnfitNode": (
+        "The operator replaces the pod; the message tells whether the device or the link to other nodes is "
+        "slow. If the node is as it should be, raise spec.run.preflight.factor."
+    ),
+    "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNode": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNodes": "Check who marks the nodes: most of the cluster's nodes are.",
+    "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
+    "KeptByFinalizers": (
+        "Whoever set the finalizers must remove them: `kubectl patch pod NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
+    "Degraded": "The job trains on fewer nodes until the others' pods run.",
+    # pods
+    "UnexpectedAdmissionError": (
+        "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
+        "plugin's log show why the kubelet rejects the pod."
+    ),
+    "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
+    "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
+    "NoReport": "If this lasts, check the node: `kubectl describe node`.",
+    "ErrImagePull": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "ImagePullBackOff": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "InvalidImageName": "Correct spec.image.",
+    "Pulling": "Large images take minutes on a node that has not used them.",
+    "CreateContainerConfigError": (
+        "Create the secret or config map that the message names, or correct spec.podTemplate."
+    ),
+    "FailedMount": "Check that the volume, its claim or secret exists and can be mounted on that node.",
+    "FailedAttachVolume": "Check that the volume can be attached there: is it in use on another node?",
+    "CrashLoopBackOff": "`kubectl logs -n $namespace $pod --previous` shows why it ended.",
+    "Terminating": "Check the node; if it is gone for good, delete its Node object.",
+}
+_REFUSED = "Follow the message of the API server or webhook; the operator tries again every minute."
+
+
+def remedy(reason: str, job: str, namespace: str, pod: str = "") -> str:
+    """Return what to do about ``reason``; empty if that is not known."""
+    text = _REMEDIES.get(reason, _REFUSED if reason.endswith("Refused") else "")
+    return Template(text).substitute(job=job, namespace=namespace, pod=pod)
+
+
+# Why a pod does not run, from its status and its events.
+
+
+_PATIENCE_SECONDS = 90.0
+"""A pod that is deleted may take this long beyond its grace period; later, its node is in question."""
+_CREATING = ("ContainerCreating", "PodInitializing")
+_PULLING, _PULLED = "Pulling", "Pulled"
+_UNENDED = ("Pending", "Running")
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    """Why one pod does not run."""
+
+    pod: str
+    reason: str
+    """For machines, in CamelCase."""
+    message: str
+    """For people; begins with what the pod does."""
+
+
+def problem_of(
+    pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: float
+) -> PodProblem | None:
+    """Return why ``pod`` does not run; None if it does, or has ended. ``events`` are oldest first."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    if _is_kept(pod):
+        return None
+    if deletion := _deletion(pod, now):
+        return PodProblem(name, "Terminating", deletion)
+    if status.get("phase") not in (None, *_UNENDED):
+        return None
+    scheduled = next((c for c in status.get("conditions") or () if _is_unscheduled(c)), None)
+    if scheduled is not None:
+        reason = scheduled.get("reason", "Unschedulable")
+        text = (
+            "waits at a scheduling gate" if reason == "SchedulingGated" else "cannot be scheduled"
+        )
+        return PodProblem(name, reason, _joined(text, scheduled.get("message")))
+    about = [event for event in events if _regards(event, name, pod["metadata"].get("uid"))]
+    waiting = next(_waiting(status), None)
+    if waiting is None:
+        return None if status.get("containerStatuses") else _unstarted(name, pod, about)
+    return _container_problem(name, waiting, about, now)
+
+
+def _deletion(pod: Mapping[str, Any], now: float) -> str:
+    """Return since when a pod that is deleted should be gone; empty if it is in time."""
+    deadline = seconds(pod["metadata"].get("deletionTimestamp"))
+    if deadline is None or now < deadline + _PATIENCE_SECONDS:
+        return ""
+    node = (pod.get("spec") or {}).get("nodeName") or "no node"
+    return f"should have been deleted {duration(now - deadline)} ago, but {node} has not done so"
+
+
+def _is_kept(pod: Mapping[str, Any]) -> bool:
+    """Return whether a deleted pod runs no longer, and finalizers keep its object: others take its place."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    runs = (pod.get("spec") or {}).get("nodeName") and status.get("phase") in (None, *_UNENDED)
+    return "deletionTimestamp" in metadata and bool(metadata.get("finalizers")) and not runs
+
+
+def _is_unscheduled(condition: Mapping[str, Any]) -> bool:
+    return (condition.get("type"), condition.get("status")) == ("PodScheduled", "False")
+
+
+def _waiting(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield each container that waits, with its reason and message; init containers first."""
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(key) or ():
+            state = (container.get("state") or {}).get("waiting")
+            if state is not None:
+                yield container, state
+
+
+def _container_problem(
+    pod: str,
+    waiting: tuple[Mapping[str, Any], Mapping[str, Any]],
+    events: list[Mapping[str, Any]],
+    now: float,
+) -> PodProblem:
+    container, state = waiting
+    reason, message = state.get("reason") or "Waiting", state.get("message")
+    if reason in _CREATING:
+        return _creation(pod, reason, events, now)
+    text = (
+        f"cannot start container {container.get('name')}, image {container.get('image')}: {reason}"
+    )
+    return PodProblem(pod, reason, _joined(text, message))
+
+
+def _creation(pod: str, reason: str, events: list[Mapping[str, Any]], now: float) -> PodProblem:
+    """Return what a kubelet that creates the containers is doing, from the newest event."""
+    last = events[-1] if events else {}
+    if last.get("type") == "Warning":
+        return PodProblem(
+            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
+        )
+    pulls = [event for event in events if event.get("reason") in (_PULLING, _PULLED)]
+    if pulls and pulls[-1].get("reason") == _PULLING:
+        since = seconds(pulls[-1].get("lastTimestamp") or pulls[-1].get("eventTime"))
+        time = "" if since is None else f" for {duration(now - since)}"
+        return PodProblem(pod, _PULLING, _joined(f"pulls an image{time}", pulls[-1].get("message")))
+    return PodProblem(pod, reason, "is creating its containers")
+
+
+def _unstarted(
+    pod: str, manifest: Mapping[str, Any], events: list[Mapping[str, Any]]
+) -> PodProblem | None:
+    """Return the problem of a pod of which no kubelet has reported anything."""
+    node = (manifest.get("spec") or {}).get("nodeName")
+    last = events[-1] if events else {}
+    if last.get("type") == "Warning":
+        return PodProblem(
+            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
+        )
+    if node:
+        return PodProblem(
+            pod,
+            "NoReport",
+            f"has been assigned to node {node}, which has reported nothing about it",
+        )
+    return PodProblem(pod, "NotScheduled", "has not been processed by a scheduler yet")
+
+
+def _regards(event: Mapping[str, Any], pod: str, uid: object) -> bool:
+    regarding = event.get("involvedObject") or {}
+    same = (regarding.get("kind"), regarding.get("name")) == ("Pod", pod)
+    return same and regarding.get("uid") in (uid, None, "")
+
+
+def _joined(text: str, message: object) -> str:
+    return f"{text}: {message}".rstrip(".") if message else text
+
+
+# Facts: one job's objects and the time, as the rules of ``why`` read them.
+
+
+_ABSENT: Mapping[str, Any] = {"status": "Unknown", "reason": "", "message": ""}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a job at the Unix time ``now``."""
+
+    objects: JobObjects
+    now: float
+
+    @property
+    def metadata(self) -> Manifest:
+        """Return the job's metadata."""
+        result: Manifest = self.objects.job["metadata"]
+        return result
+
+    @property
+    def name(self) -> str:
+        """Return the job's name."""
+        return str(self.metadata["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Return the job's namespace."""
+        return str(self.metadata.get("namespace", "default"))
+
+    @property
+    def spec(self) -> Manifest:
+        """Return the spec."""
+        return self.objects.job.get("spec") or {}
+
+    @property
+    def status(self) -> Manifest:
+        """Return the status; empty if the operator has written none."""
+        return self.objects.job.get("status") or {}
+
+    @property
+    def phase(self) -> str:
+        """Return the phase; empty without one."""
+        return str(self.status.get("phase") or "")
+
+    @property
+    def progress(self) -> Manifest:
+        """Return the progress; empty without one."""
+        return self.status.get("progress") or {}
+
+    @property
+    def min_nodes(self) -> int:
+        """Return ``spec.nodes.min``."""
+        return int((self.spec.get("nodes") or {}).get("min", 1))
+
+    @cached_property
+    def conditions(self) -> dict[str, Mapping[str, Any]]:
+        """Return the conditions by type."""
+        return {c.get("type", ""): c for c in self.status.get("conditions") or ()}
+
+    def condition(self, kind: str) -> Mapping[str, Any]:
+        """Return a condition; one of status Unknown and without a reason if there is none."""
+        return {**_ABSENT, **self.conditions.get(kind, {})}
+
+    @cached_property
+    def trainers(self) -> tuple[tuple[Pod, Manifest], ...]:
+        """Return the training pods of the present attempt, each with its object."""
+        pods = ((Pod.from_object(manifest), manifest) for manifest in self.objects.pods)
+        attempt = self.status.get("attempt", 0)
+        return tuple(
+            (pod, manifest)
+            for pod, manifest in pods
+            if _component(manifest) == names.TRAINER and pod.attempt == attempt
+        )
+
+    @cached_property
+    def num_running(self) -> int:
+        """Return the number of training pods whose agent runs."""
+        return sum(pod.running and not pod.deleting for pod, _ in self.trainers)
+
+    @cached_property
+    def problems(self) -> tuple[PodProblem, ...]:
+        """Return why pods of this attempt, or the rendezvous pod, do not run; the first of each kind."""
+        present = [manifest for _, manifest in self.trainers]
+        present += [m for m in self.objects.pods if _component(m) == names.RENDEZVOUS]
+        found = (problem_of(pod, self.objects.events, self.now) for pod in present)
+        return tuple(problem for problem in found if problem is not None)
+
+    def age(self, time: object) -> float | None:
+        """Return the seconds since the timestamp ``time``; None if it is none."""
+        moment = seconds(time)
+        return None if moment is None else self.now - moment
+
+    def ago(self, time: object) -> str:
+        """Return how long ago the timestamp ``time`` is, in words."""
+        age = self.age(time)
+        return "at an unknown time" if age is None else f"{duration(age)} ago"
+
+
+def _component(manifest: Manifest) -> str | None:
+    labels = manifest["metadata"].get("labels") or {}
+    component: str | None = labels.get(names.LABEL_COMPONENT)
+    return component
+
+
+# The rules of ``why`` in order: the first that applies says what a job does or waits for. Pure.
+
+
+_SOON_SECONDS = 15.0
+"""An operator that runs takes up a new or changed job sooner."""
+_OLD_SECONDS = 300.0
+"""A step that is older deserves a word; evaluations and checkpoints may take this long."""
+_NO_ANSWER = ("NoAnswer", "ReportedByAgents")
+"""Reasons of a job none of whose trainers answers."""
+_AGAIN = " again at "
+"""In the message of a condition, before the time at which a failed job starts again."""
+_OPERATOR = (
+    "The operator may not be running, or may not watch this namespace: "
+    "`kubectl get pods -A -l app.kubernetes.io/component=operator` and its log show more."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a job does or waits for, and what to do about it; sentences without and with a full stop."""
+
+    text: str
+    remedy: str = ""
+
+
+Rule = Callable[[Facts], Finding | None]
+
+
+def finding(facts: Facts) -> Finding:
+    """Return the finding of the first rule that applies."""
+    found = (rule(facts) for rule in RULES)
+    return next((one for one in found if one is not None), _other(facts))
+
+
+def deleted(facts: Facts) -> Finding | None:
+    """A job that is being deleted."""
+    time = facts.metadata.get("deletionTimestamp")
+    if time is None:
+        return None
+    finalizers = ", ".join(facts.metadata.get("finalizers") or ())
+    waits = f"; it waits for the finalizers {finalizers}" if finalizers else ""
+    return Finding(f"was deleted {facts.ago(time)}, and is not gone yet{waits}")
+
+
+def foreign(facts: Facts) -> Finding | None:
+    """A job that another controller manages."""
+    manager = facts.spec.get("managedBy", names.MANAGED_BY)
+    if manager == names.MANAGED_BY:
+        return None
+    return Finding(f"is left to {manager} by spec.managedBy", "Ask that controller for its state.")
+
+
+def unseen(facts: Facts) -> Finding | None:
+    """A job of which the operator has not written a status."""
+    if facts.phase or facts.conditions:
+        return None
+    age = facts.age(facts.metadata.get("creationTimestamp")) or 0.0
+    text = f"was created {duration(age)} ago, and the operator has written no status"
+    return Finding(text, _OPERATOR if age > _SOON_SECONDS else "That takes a few seconds.")
+
+
+def complete(facts: Facts) -> Finding | None:
+    """A job that is complete."""
+    if facts.condition("Complete")["status"] != "True":
+        return None
+    time = facts.status.get("completionTime")
+    return Finding(f"completed {facts.ago(time)}{_steps(facts)}")
+
+
+def failed(facts: Facts) -> Finding | None:
+    """A job that has failed, with exit code and error line."""
+    condition = facts.condition("Failed")
+    if condition["status"] != "True":
+        return None
+    message = condition["message"] or condition["reason"]
+    last = str(facts.status.get("lastError") or "")
+    error = f"; its last error: {last}" if last and last not in message else ""
+    time = facts.ago(facts.status.get("completionTime"))
+    text = f"failed {time}, {condition['reason']}: {message}{error}"
+    return Finding(text, _remedy(facts, condition["reason"]))
+
+
+def suspended(facts: Facts) -> Finding | None:
+    """A job that is suspended, or about to be."""
+    condition = facts.condition("Suspended")
+    if condition["status"] != "True" and condition["reason"] != "Stopping":
+        return None
+    text = "is suspended by spec.lifecycle.suspend"
+    if condition["status"] != "True":
+        text = f"is about to be suspended: {condition['message']}"
+    patch = '{"spec":{"lifecycle":{"suspend":false}}}'
+    command = f"kubectl patch ft {facts.name} -n {facts.namespace} --type=merge -p '{patch}'"
+    return Finding(text, f"`{command}` resumes it.")
+
+
+def gated(facts: Facts) -> Finding | None:
+    """A job whose pods wait at scheduling gates, such as Kueue's."""
+    condition = facts.condition("Admitted")
+    if (condition["status"], condition["reason"]) != ("False", "SchedulingGated"):
+        return None
+    if names.KUEUE_GATE not in condition["message"]:
+        return Finding(f"waits: {condition['message']}", _remedy(facts, "SchedulingGated"))
+    queue = (facts.spec.get("scheduling") or {}).get("queueName", "its queue")
+    text = f"waits for Kueue to admit its pods in the queue {queue}{_kueue_reason(facts)}"
+    group = group_of(facts.objects.job)
+    return Finding(text, f"`kubectl describe workload {group} -n {facts.namespace}` shows more.")
+
+
+def blocked(facts: Facts) -> Finding | None:
+    """A job whose pods cannot be created, or that waits for other jobs."""
+    condition = facts.condition("Admitted")
+    if condition["status"] != "False" or facts.num_running >= facts.min_nodes:
+        return None
+    message = condition["message"] or condition["reason"]
+    return Finding(f"waits: {message}", _remedy(facts, condition["reason"]))
+
+
+def backing_off(facts: Facts) -> Finding | None:
+    """A job that starts again at a time that a condition names."""
+    condition = facts.condition("Ready")
+    if condition["status"] == "True" or _AGAIN not in condition["message"]:
+        return None
+    time = seconds(condition["message"].rpartition(_AGAIN)[2])
+    wait = "" if time is None else f", in {duration(time - facts.now)}"
+    text = f"waits after a failure: {condition['message']}{wait}"
+    return Finding(text, _remedy(facts, condition["reason"]))
+
+
+def pods_waiting(facts: Facts) -> Finding | None:
+    """A job with too few running pods."""
+    if facts.phase not in ("Pending", "Restarting") or facts.num_running >= facts.min_nodes:
+        return None
+    count = f"waits for pods: {facts.num_running} of at least {facts.min_nodes} nodes are up"
+    if not facts.problems:
+        condition = facts.condition("Ready")
+        message = "" if condition["message"].startswith("0 of") else condition["message"]
+        return Finding(
+            f"{count}; {message}" if message else count, _remedy(facts, condition["reason"])
+        )
+    first = facts.problems[0]
+    return Finding(f"{count}; {_problem(facts, first)}", _remedy(facts, first.reason, first.pod))
+
+
+def starting(facts: Facts) -> Finding | None:
+    """A job whose pods run, but have made no step."""
+    if facts.phase not in ("Pending", "Starting", "Restarting"):
+        return None
+    began = max((pod.started or 0.0 for pod, _ in facts.trainers if pod.running), default=0.0)
+    since = f" for {duration(facts.now - began)}" if began else ""
+    text = f"has {_count(facts.num_running, 'running pod')}{since}, but no step is made yet"
+    store = next((p for p in facts.problems if names.is_rendezvous(facts.name, p.pod)), None)
+    if store is not None:
+        text = f"{text}: they wait for the rendezvous, and {_problem(facts, store)}"
+        return Finding(text, _remedy(facts, store.reason, store.pod))
+    if facts.condition("Progressing")["reason"] in _NO_ANSWER:
+        return Finding(
+            f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")
+        )
+    return Finding(text, f"They load weights or compile; {_logs(facts)} shows what they do.")
+
+
+def running(facts: Facts) -> Finding | None:
+    """A job that trains, perhaps on fewer nodes, perhaps with a last step that is old."""
+    if facts.phase != "Running":
+        return None
+    last = facts.progress.get("lastStepTime")
+    age = facts.age(last)
+    text = f"trains on {_count(facts.num_running, 'node')}{_steps(facts)}"
+    text += f"; its last step was {facts.ago(last)}"
+    if eta := facts.status.get("eta"):
+        text += f", and {eta} are left"
+    if age is not None and age > _OLD_SECONDS:
+        return Finding(text, _old_step(facts))
+    straggler = _straggler(facts)
+    text += straggler.text
+    healthy = facts.condition("Healthy")
+    if healthy["status"] != "False":
+        return Finding(text, straggler.remedy)
+    todo = f"{_remedy(facts, healthy['reason'])} {straggler.remedy}".strip()
+    return Finding(f"{text}; {healthy['reason']}: {healthy['message']}", todo)
+
+
+RULES: tuple[Rule, ...] = (
+    deleted,
+    foreign,
+    unseen,
+    complete,
+    failed,
+    suspended,
+    gated,
+    blocked,
+    backing_off,
+    pods_waiting,
+    starting,
+    running,
+)
+
+
+def _other(facts: Facts) -> Finding:
+    """Return the conditions that say more than the phase, which this plugin does not know."""
+    known = (
+        f"{kind}={c.get('status')} ({c.get('reason')})" for kind, c in facts.conditions.items()
+    )
+    return Finding(f"has the conditions {', '.join(known)}", "A newer plugin may say more.")
+
+
+def _old_step(facts: Facts) -> str:
+    """Return what to do about a job that should train, but has not made a step for a while."""
+    progressing = facts.condition("Progressing")
+    if progressing["reason"] in _NO_ANSWER:
+        message = progressing["message"]
+        return f"{message[:1].upper()}{message[1:]} {_remedy(facts, 'NoAnswer')}"
+    stacks = f"`kubectl fluxtrain stacks {facts.name} -n {facts.namespace}`"
+    return (
+        "A checkpoint, an evaluation or samples take this long, or the trainers hang; "
+        f"{stacks} shows where they are, and the operator restarts trainers that hang. "
+        f"If the pods' log goes on, the status is old. {_OPERATOR}"
+    )
+
+
+def _straggler(facts: Facts) -> Finding:
+    """Return an addition about the rank that all others wait for; empty without one."""
+    found = facts.progress.get("straggler")
+    if not found:
+        return Finding("")
+    node = found.get("node")
+    text = f"; rank {found.get('rank')} in {found.get('pod')} on {node}"
+    slowdown, cause = f"{found.get('slowdown')} times as long", found.get("cause")
+    does = STRAGGLER_TEXTS.get(cause, STRAGGLER_TEXTS[COMPUTE]).format(slowdown)
+    if cause == DATA:
+        todo = f"Check the storage and the free CPUs of {node}, or raise spec.run.data.num_workers."
+        return Finding(f"{text} {does}", todo)
+    todo = (
+        f"Check clocks and temperatures of the GPUs of {node}, and what else runs there; "
+        f"if it is cordoned and the pod deleted, another node takes over."
+    )
+    return Finding(f"{text} {does}", todo)
+
+
+def _kueue_reason(facts: Facts) -> str:
+    """Return the message of Kueue's workload about what is missing; empty without one."""
+    workload = facts.objects.workload or {}
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    missing = (c for c in conditions if c.get("status") == "False" and c.get("message"))
+    message = next((c["message"] for c in missing if c.get("type") in _KUEUE_CONDITIONS), "")
+    return f": {message.rstrip('.')}" if message else ""
+
+
+_KUEUE_CONDITIONS = ("QuotaReserved", "Admitted")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _problem(facts: Facts, problem: PodProblem) -> str:
+    same = sum(other.reason == problem.reason for other in facts.problems) - 1
+    others = f" (and {same} more like it)" if same else ""
+    return f"{problem.pod}{others} {problem.message}"
+
+
+def _steps(facts: Facts) -> str:
+    """Return step, losses and goodput, as far as the status has them."""
+    if not facts.progress:
+        return ""
+    parts = [f" at step {_of(facts.progress, 'step', 'steps')}"]
+    if facts.progress.get("epoch") and facts.progress.get("epochs", 1) != 1:
+        parts.append(f"epoch {_of(facts.progress, 'epoch', 'epochs')}")
+    for key, text in (("trainLoss", "training loss"), ("evalLoss", "evaluation loss")):
+        if (value := facts.progress.get(key)) is not None:
+            parts.append(f"{text} {value:.4g}")
+    if (target := facts.progress.get("targetSamples")) is not None:
+        parts.append(f"target forecast at {target:,} samples")
+    if (rate := facts.progress.get("samplesPerSecond")) is not None:
+        parts.append(f"{rate:.4g} samples/s")
+    if isinstance(goodput := facts.status.get("goodput"), int | float):
+        parts.append(f"goodput {goodput:.1%}")
+    return ", ".join(parts)
+
+
+def _of(progress: Mapping[str, Any], name: str, total: str) -> str:
+    known = f" of {progress[total]}" if progress.get(total) else ""
+    return f"{progress.get(name, 0)}{known}"
+
+
+def _logs(facts: Facts) -> str:
+    return f"`kubectl fluxtrain logs {facts.name} -n {facts.namespace}`"
+
+
+def _remedy(facts: Facts, reason: str, pod: str = "") -> str:
+    return remedy(reason, facts.name, facts.namespace, pod)

@@ -10,32 +10,35 @@ from typing import Any, Literal
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import NodeFault, Status, read_status
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain_operator.distrust import Fault
 from fluxtrain_operator.errors import UnreadableError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.job_policy import JobPolicy
-from fluxtrain_operator.network_rules import NO_RULES, NetworkRules
-from fluxtrain_operator.planner.attribution import new_faults, next_faults
-from fluxtrain_operator.planner.backoff import next_retries, recovery_times, replacement_time
-from fluxtrain_operator.planner.changed_labels import LABELS_CHANGED
-from fluxtrain_operator.planner.changes import budgets, changes, clean_up, clean_up_times
-from fluxtrain_operator.planner.create_failures import TERMINATING, CreateFailure
-from fluxtrain_operator.planner.creations import (
+from fluxtrain_operator.limits import require_permitted
+from fluxtrain_operator.names import earliest, seconds
+from fluxtrain_operator.node_health import Fault
+from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
+    budgets,
+    changes,
+    clean_up,
+    clean_up_times,
     num_requested_pods,
 )
-from fluxtrain_operator.planner.decision import Decision
-from fluxtrain_operator.planner.disruption import Delete
-from fluxtrain_operator.planner.exclusion import exclusion_lifted, lift_times
-from fluxtrain_operator.planner.guard import GRACE_SECONDS
-from fluxtrain_operator.planner.kept_pods import KEPT_BY_FINALIZERS
-from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.pod_group import release_deadline
-from fluxtrain_operator.planner.pod_replacement import answer_deadline
-from fluxtrain_operator.planner.restarts import next_restarts
+from fluxtrain_operator.planner.faults import (
+    exclusion_lifted,
+    lift_times,
+    new_faults,
+    next_faults,
+    next_retries,
+    recovery_times,
+    replacement_time,
+)
+from fluxtrain_operator.planner.groups import KEPT_BY_FINALIZERS, LABELS_CHANGED, release_deadline
+from fluxtrain_operator.planner.guard import GRACE_SECONDS, Delete
+from fluxtrain_operator.planner.observed import TERMINATING, CreateFailure, Observed
+from fluxtrain_operator.planner.restarts import answer_deadline, next_restarts
 from fluxtrain_operator.planner.rules import decide, pending_deadline
-from fluxtrain_operator.planner.situation import Situation
+from fluxtrain_operator.planner.situation import Decision, Situation
 from fluxtrain_operator.planner.status import (
     FaultRecords,
     finished,
@@ -49,13 +52,10 @@ from fluxtrain_operator.planner.watchdog import (
     no_answer_time,
     progress_deadline,
 )
-from fluxtrain_operator.pod_defaults import NO_DEFAULTS, PodDefaults
-from fluxtrain_operator.pod_limits import require_permitted
-from fluxtrain_operator.resources import pod_templates, revision_of
+from fluxtrain_operator.resources.pods import pod_templates
+from fluxtrain_operator.resources.support import revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
-from fluxtrain_operator.timestamps import earliest, seconds
-
-__all__ = ["Delete", "Event", "Plan", "load", "plan", "plan_invalid"]
+from fluxtrain_operator.settings import NO_DEFAULTS, NO_RULES, JobPolicy, NetworkRules, PodDefaults
 
 _STALE_SECONDS = 1.0
 _REPORTED_ONLY = (

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from fluxtrain.contract.resource.status import (
     Condition,
+    CountedRestarts,
     InPlaceRestart,
     PodReplacement,
     ProgressStatus,
     Restarts,
+    StragglerStatus,
 )
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import ProcessRestart
-from fluxtrain_operator.planner.failures import START_ERROR, Failure, failure_of
-from fluxtrain_operator.planner.guard import Guard
+from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.planner.guard import START_ERROR, Failure, Guard, Reason, failure_of
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.planner.process_restarts import new_restarts, next_counted
-from fluxtrain_operator.planner.report import Report, newest_report
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
-from fluxtrain_operator.resources.gang import Gang, gang_of
-from fluxtrain_operator.resources.queueing import Queueing, queueing_of
-from fluxtrain_operator.revision import Revision
-from fluxtrain_operator.timestamps import seconds
+from fluxtrain_operator.reports import Heard, ProcessRestart, Progress
+from fluxtrain_operator.resources import supporting
+from fluxtrain_operator.resources.scheduling import Gang, Queueing, gang_of, queueing_of
+from fluxtrain_operator.resources.support import DISRUPTION_BUDGET
 
 _UNRESPONSIVE_SECONDS = 30.0
 _REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
@@ -381,3 +380,192 @@ def true_since(condition: Condition | None) -> float | None:
     if condition is None or condition.status != "True":
         return None
     return seconds(condition.last_transition_time)
+
+
+# Rank 0's newest report: its answer at /progress, or a termination message, which may be newer.
+#
+# A pod may end and be deleted before the operator plans again: what it told last counts until a
+# rank 0 answers.
+#
+# A trainer tells when it made steps by its own clock, which may differ from the operator's by
+# hours, and how long before the report the last one was.
+
+
+_LATENCY_SECONDS = 5.0
+"""By how much the times of one step in two reports may differ."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The progress in a report."""
+
+    progress: Progress
+    time: float
+    """Unix time of the report."""
+    is_final: bool = False
+    """Whether it is the last one of processes that have ended."""
+
+    @cached_property
+    def last_step_time(self) -> float | None:
+        """Return the Unix time of the last step, from an older trainer by its clock; None before a step."""
+        told, since = self._told_last, self.progress.seconds_since_step
+        if told is None or since is None:
+            return told
+        return max(0.0, self.time - max(0.0, since))
+
+    @property
+    def first_step_time(self) -> float | None:
+        """Return the Unix time of the first step of the same processes; None before it."""
+        first = seconds(self.progress.status.first_step_time)
+        if first is None or self._told_last is None or self.last_step_time is None:
+            return None
+        return self.last_step_time - (self._told_last - first)
+
+    @property
+    def _told_last(self) -> float | None:
+        return seconds(self.progress.status.last_step_time)
+
+    def follows(self, before: ProgressStatus | None) -> bool:
+        """Return whether the last step is not older than that of ``before``."""
+        last, known = self.last_step_time, seconds(before.last_step_time) if before else None
+        is_exact = self.progress.seconds_since_step is None  # both by the clock of an older trainer
+        latency = 0.0 if is_exact else _LATENCY_SECONDS
+        return last is not None and (known is None or last >= known - latency)
+
+    def status_after(self, before: ProgressStatus | None, pods: Sequence[Pod]) -> ProgressStatus:
+        """Return the progress for the status, with the straggler if it runs in one of ``pods``.
+
+        The time of the last step is that of ``before`` if it is the same step: each report tells another one.
+        """
+        status, last = self.progress.status, self.last_step_time
+        time, straggler = status.last_step_time, self._straggler(pods)
+        if last is not None and self.progress.seconds_since_step is not None:
+            known = before.last_step_time if before and before.step == status.step else None
+            time = known if _is_same(known, last) else stamp(last)
+        if time == status.last_step_time and straggler is None:
+            return status
+        return status.model_copy(update={"last_step_time": time, "straggler": straggler})
+
+    def _straggler(self, pods: Sequence[Pod]) -> StragglerStatus | None:
+        """Return the straggler; None if there is none, or if it runs in none of ``pods``."""
+        found = self.progress.straggler
+        pod = next((pod for pod in pods if found and pod.uid == found.pod), None)
+        if found is None or pod is None:
+            return None
+        return StragglerStatus(
+            rank=found.rank,
+            pod=pod.name,
+            node=pod.node,
+            cause=found.cause,
+            slowdown=found.slowdown,
+        )
+
+
+def _is_same(known: str | None, last: float) -> bool:
+    """Return whether a step at ``known`` may be one that another report has at ``last``."""
+    time = seconds(known)
+    return time is not None and abs(last - time) <= _LATENCY_SECONDS
+
+
+def newest_report(observed: Observed, now: float) -> Report | None:
+    """Return the report with the latest step; None without a report."""
+    answer, gone = observed.progress, observed.final_pod
+    reports = [] if answer is None else [Report(answer, now - answer.age)]
+    for pod in (*observed.pods, *([gone] if answer is None and gone is not None else [])):
+        if pod.final_progress is not None:
+            time = pod.finished or pod.created
+            reports.append(Report(pod.final_progress, time, is_final=True))
+    return max(reports, key=lambda report: report.last_step_time or 0.0, default=None)
+
+
+# Restarts of processes that agents tell the rendezvous service: each is counted once.
+#
+# A generation ends at most once, and all agents tell its end before a later one can fail. So those
+# after the newest counted generation of the attempt are new, whoever tells them, and however often.
+
+
+MAX_COUNT = 2**31 - 1
+
+
+def new_restarts(before: Restarts, heard: Heard, attempt: int) -> tuple[ProcessRestart, ...]:
+    """Return the restarts in ``heard`` that ``before`` does not count, by generation."""
+    counted = before.counted
+    if counted is None or not counted.attempt == attempt == heard.attempt:
+        return ()
+    return tuple(r for r in heard.restarts if r.generation > counted.generation)
+
+
+def next_counted(before: Restarts, heard: Heard, attempt: int) -> CountedRestarts | None:
+    """Return how far the restarts of ``attempt`` are counted with those in ``heard``.
+
+    In the middle of an attempt that an operator without this count began, it begins with the first answer:
+    what was told until then, that operator counted otherwise. Until then it is unchanged.
+    """
+    counted = before.counted
+    newest = max((restart.generation for restart in heard.restarts), default=0)
+    if counted is None or counted.attempt != attempt:
+        if heard.attempt != attempt:
+            return counted
+        return CountedRestarts(attempt=attempt, generation=newest, process=before.process)
+    new = new_restarts(before, heard, attempt)
+    if not new:
+        return counted
+    process = min(MAX_COUNT, counted.process + len(new))
+    return CountedRestarts(attempt=attempt, generation=newest, process=process)
+
+
+def first_counted(attempt: int, process: int) -> CountedRestarts:
+    """Return the count at the beginning of ``attempt``, after ``process`` restarts."""
+    return CountedRestarts(attempt=attempt, process=process)
+
+
+# Decision: what happens to a job, and why; the rules return it.
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to the job, and why."""
+
+    action: Literal["run", "restart", "hold", "wait", "suspend", "complete", "fail"]
+    """``hold`` changes nothing, ``wait`` creates nothing yet, ``restart`` restarts the gang."""
+    reason: str = ""
+    """For machines, in CamelCase."""
+    message: str = ""
+    """For people."""
+    uses_restart: bool = False
+    """Whether a restart counts towards ``restart.maxRestarts``."""
+    exit_code: int | None = None
+    error_line: str = ""
+    cause: Reason = Reason.PREVIOUS_ATTEMPT
+    """Why pods are deleted, if any are."""
+    grace_seconds: int | None = None
+    """Grace period of the deleted pods; None: that of their spec."""
+    requeue_time: float | None = None
+    """Unix time at which to plan again."""
+    in_place_restart: InPlaceRestart | None = None
+    """The restart of all processes inside the living pods, if ``run`` includes one."""
+    pod_replacement: PodReplacement | None = None
+    """The replacement of the pods in which the program failed, if ``run`` includes one."""
+    keeps_group: bool = False
+    """Whether the pods of a ``restart`` join Kueue's group of those before."""
+
+
+RUN = Decision("run")
+
+
+def restart_all(cause: Reason, message: str) -> Decision:
+    """Return the restart of all pods, which uses no restart of the budget."""
+    return Decision("restart", str(cause), message, cause=cause)
+
+
+def fail(reason: str, message: str) -> Decision:
+    """Return the end of the job with ``reason``."""
+    return Decision("fail", reason, message, cause=Reason.JOB_ENDED)
+
+
+def restarts_exhausted(situation: Situation, message: str) -> Decision | None:
+    """Return the end of a job whose budget has no restart left; None if it has one."""
+    limit = situation.job.spec.restart.max_restarts
+    if situation.charged_restarts < limit:
+        return None
+    return fail("RestartsExhausted", f"{message}; {limit} restarts are used up")

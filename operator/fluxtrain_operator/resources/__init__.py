@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.disruption import DISRUPTION_BUDGET, disruption_budget
-from fluxtrain_operator.resources.gang import Gang, gang_of
-from fluxtrain_operator.resources.network_policy import network_policy
-from fluxtrain_operator.resources.pods import pod_templates
-from fluxtrain_operator.resources.revision import revision_config_map, revision_of
-from fluxtrain_operator.resources.secret import key_secret
-from fluxtrain_operator.resources.services import headless_service
-from fluxtrain_operator.resources.slot import (
+from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.resources.pods import (
     Slot,
     can_restart_in_place,
+    pod_templates,
     rendezvous_pod,
     training_pod,
 )
-from fluxtrain_operator.revision import Revision
+from fluxtrain_operator.resources.scheduling import Gang, gang_of
+from fluxtrain_operator.resources.support import (
+    DISRUPTION_BUDGET,
+    disruption_budget,
+    headless_service,
+    network_policy,
+    revision_config_map,
+    revision_of,
+)
+from fluxtrain_operator.resources.volumes import key_secret
 
 __all__ = [
     "DISRUPTION_BUDGET",

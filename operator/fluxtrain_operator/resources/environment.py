@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from fluxtrain.contract import launch
-from fluxtrain.contract.gpu_environment import gpu_environment
+from fluxtrain.contract import process
+from fluxtrain.contract.process import gpu_environment
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Network
-from fluxtrain.snapshot_size import takes_snapshots
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.flush_caches import flushed_environment
-from fluxtrain_operator.resources.grace import shutdown_seconds
-from fluxtrain_operator.resources.secret import KEY_FILE, KEY_PATH
-from fluxtrain_operator.resources.volumes import CONFIG_PATH, SCRATCH_PATH
+from fluxtrain_operator.resources.volumes import (
+    CONFIG_PATH,
+    KEY_FILE,
+    KEY_PATH,
+    SCRATCH_PATH,
+    flushed_environment,
+)
 
-NODES, RUN_ID = launch.ENV_NODES, launch.ENV_ATTEMPT
+NODES, RUN_ID = process.ENV_NODES, process.ENV_ATTEMPT
 """torchrun's variables with ``min:max`` of the nodes, and with the job's uid and the attempt."""
 _PEER_FAILURES = 1
 """Process restarts of a pod beyond the rest of ``maxRestarts``: a lost or drained node makes its peers'
@@ -76,13 +80,13 @@ def _rdma(network: Network) -> dict[str, str]:
 
 def _of_the_pod(job: Job) -> list[Manifest]:
     """Return the variables that the kubelet fills in; those of the place order the ranks."""
-    paths = {launch.ENV_ADDRESS: "status.podIP", launch.ENV_POD_UID: "metadata.uid"}
+    paths = {process.ENV_ADDRESS: "status.podIP", process.ENV_POD_UID: "metadata.uid"}
     scheduling = job.spec.scheduling
     if label := scheduling.rank_order_label:
-        paths[launch.ENV_TOPOLOGY] = f"metadata.labels['{label}']"
-        paths[launch.ENV_NODE_NAME] = "spec.nodeName"
+        paths[process.ENV_TOPOLOGY] = f"metadata.labels['{label}']"
+        paths[process.ENV_NODE_NAME] = "spec.nodeName"
         if scheduling.queue_name is None:
-            paths[launch.ENV_NODE] = "spec.nodeName"
+            paths[process.ENV_NODE] = "spec.nodeName"
     return [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in paths.items()
@@ -102,7 +106,7 @@ def slot_environment(
         NODES: f"{nodes.min}:{nodes.max}",
         RUN_ID: f"{job.uid}-{attempt}",
         "PET_MAX_RESTARTS": str(budget if nodes.max == 1 else budget + _PEER_FAILURES),
-        launch.ENV_PROCESS_RESTARTS: str(process_restarts),
+        process.ENV_PROCESS_RESTARTS: str(process_restarts),
     }
 
 
@@ -111,22 +115,70 @@ def _torchrun(job: Job) -> dict[str, str]:
     host = f"{names.rendezvous(job.name)}.{names.service(job.name)}"
     return {
         "PET_NPROC_PER_NODE": str(max(1, job.spec.gpus_per_node)),
-        "PET_RDZV_ENDPOINT": f"{host}:{launch.RENDEZVOUS_PORT}",
+        "PET_RDZV_ENDPOINT": f"{host}:{process.RENDEZVOUS_PORT}",
         "PET_MONITOR_INTERVAL": "0.5",
-        launch.ENV_OWN_STORE: "1",
+        process.ENV_OWN_STORE: "1",
     }
 
 
 def _trainer(job: Job) -> dict[str, str]:
     gpus, folder = job.spec.gpus_per_node, job.spec.storage.output_folder
     return {
-        **({launch.ENV_GPUS: str(gpus)} if gpus else {}),
-        **({launch.ENV_SNAPSHOTS: launch.SNAPSHOTS_PATH} if takes_snapshots(job.config) else {}),
-        launch.ENV_CONFIG: CONFIG_PATH,
-        launch.ENV_IMAGE: job.image,
-        launch.ENV_DATA: launch.DATA_PATH,
-        launch.ENV_MODELS: launch.MODELS_PATH,
-        launch.ENV_OUTPUT: f"{launch.OUTPUT_PATH}/{folder}" if folder else launch.OUTPUT_PATH,
-        launch.ENV_SHUTDOWN_SECONDS: str(shutdown_seconds(job)),
-        launch.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
+        **({process.ENV_GPUS: str(gpus)} if gpus else {}),
+        **({process.ENV_SNAPSHOTS: process.SNAPSHOTS_PATH} if takes_snapshots(job.config) else {}),
+        process.ENV_CONFIG: CONFIG_PATH,
+        process.ENV_IMAGE: job.image,
+        process.ENV_DATA: process.DATA_PATH,
+        process.ENV_MODELS: process.MODELS_PATH,
+        process.ENV_OUTPUT: f"{process.OUTPUT_PATH}/{folder}" if folder else process.OUTPUT_PATH,
+        process.ENV_SHUTDOWN_SECONDS: str(shutdown_seconds(job)),
+        process.ENV_RENDEZVOUS_KEY: f"{KEY_PATH}/{KEY_FILE}",
     }
+
+
+# The time that a training pod has to save a checkpoint after SIGTERM, from the size of its share of
+# one.
+
+
+_MIN_SECONDS = 180
+"""For the present step, the copy to host memory, the write of a small checkpoint, and the exit."""
+_MAX_SECONDS = 3600
+_BYTES_PER_SECOND = 250e6
+"""A node writes at least as fast: a quarter of what one disk or NFS client of a GPU node does."""
+_EXIT_SECONDS = 60
+"""Between the end of the trainers' time and that of the pod's."""
+
+
+def grace_seconds(job: Job) -> int:
+    """Return the seconds from SIGTERM to SIGKILL; those of ``spec.podTemplate`` if it sets them."""
+    spec = job.spec.pod_template.written.get("spec") or {}
+    written = spec.get("terminationGracePeriodSeconds")
+    if isinstance(written, int):
+        return written
+    num_bytes = checkpoint_bytes(job) / job.spec.nodes.min
+    return min(_MAX_SECONDS, _MIN_SECONDS + int(num_bytes / _BYTES_PER_SECOND))
+
+
+def shutdown_seconds(job: Job) -> int:
+    """Return the seconds that the launcher gives its trainers; it exits before the pod is killed."""
+    grace = grace_seconds(job)
+    return max(grace - _EXIT_SECONDS, grace // 2)
+
+
+def checkpoint_bytes(job: Job) -> int:
+    """Return the size of a checkpoint; 0 if the job saves none, or of adapters only."""
+    if job.config.task != "train" or job.config.adapter is not None:
+        return 0
+    num_bytes = job.config.precision.weight_bytes + job.config.optim.state_bytes
+    return round(num_bytes * num_block_parameters(job.config.model))
+
+
+def num_block_parameters(model: ModelConfig) -> int:
+    """Return the parameters of all blocks: more than 99 % of a large model's.
+
+    In multiples of hidden_size², a stream of a double block has 6 for the modulation, 4 for the attention
+    and two matrices of the MLP; a single block 3 for the modulation, 4 for the attention and its MLP.
+    """
+    mlp = 2 * model.mlp_ratio
+    squares = model.depth * 2 * (10 + mlp) + model.depth_single_blocks * (7 + mlp)
+    return round(squares * model.hidden_size**2)

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
+import secrets
 from pathlib import PurePosixPath
 from posixpath import join, normpath
 
-from fluxtrain.contract.launch import (
+from fluxtrain.contract.process import (
     CONFIG_FILE,
     DATA_PATH,
+    ENV_FLUSHED,
+    FLUSHED_PATH,
     MODELS_PATH,
     OUTPUT_PATH,
     SNAPSHOTS_PATH,
 )
-from fluxtrain.contract.resource.storage import Volume
-from fluxtrain.snapshot_size import takes_snapshots
+from fluxtrain.contract.resource.fluxtraining import Spec
+from fluxtrain.contract.resource.pod_template import (
+    FLUSH_CONTAINER,
+    FLUSHED_VOLUME,
+    KEY_VOLUME,
+    Amounts,
+    Volume,
+    amount,
+)
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.model.cost import host_sizes
+from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes, takes_snapshots
+from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.resources.requests import snapshot_bytes_of
-from fluxtrain_operator.resources.secret import key_mount, key_volume
-from fluxtrain_operator.resources.shared_memory import shared_memory
+from fluxtrain_operator.resources.support import metadata
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"
 """Path of the config in a training pod; FLUXTRAIN_CONFIG is set to it."""
@@ -99,3 +111,160 @@ def _source(volume: Volume | None) -> Manifest:
     if volume is None:
         return {"emptyDir": {}}
     return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# The resources of the training container: CPU, memory, GPUs and RDMA devices.
+
+
+CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
+"""Default requests, without snapshots and weights in host memory. They are small, so that every node with
+that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU beside pods
+that request some."""
+
+
+def resources_of(job: Job) -> Manifest:
+    """Return the requests and limits of the training container, if there are any."""
+    resources, devices = job.spec.resources, _devices(job)
+    limits = _written(resources.limits)
+    requests = {**_defaults(job), **limits, **_written(resources.requests)}
+    requested = {name: quantity for name, quantity in requests.items() if amount(quantity)}
+    result = {"requests": {**requested, **devices}, "limits": {**limits, **devices}}
+    return {name: quantities for name, quantities in result.items() if quantities}
+
+
+def _devices(job: Job) -> dict[str, str]:
+    """Return the GPUs, and an RDMA device for each. Requests and limits of such resources are equal."""
+    if job.spec.gpus_per_node == 0:
+        return {}
+    resources = (job.spec.gpu_resource, job.spec.network.rdma_resource)
+    return {name: str(job.spec.gpus_per_node) for name in resources if name is not None}
+
+
+def snapshot_bytes_of(job: Job) -> int:
+    """Return the most memory that snapshots take in a pod of ``job``."""
+    return snapshot_bytes(job.config, job.spec.rank_counts, max(1, job.spec.gpus_per_node))
+
+
+def _defaults(job: Job) -> dict[str, str]:
+    gpus = job.spec.gpus_per_node
+    if gpus == 0:
+        return {}
+    beside = snapshot_bytes_of(job) + gpus * sum(host_sizes(job.config))
+    memory = MEMORY_PER_GPU_GIB * gpus + round(beside / _GIB)
+    return {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{memory}Gi"}
+
+
+def _written(amounts: Amounts) -> dict[str, str]:
+    return amounts.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+# The secret with the key that signs the messages between agents and the rendezvous service of a
+# job.
+
+
+KEY_FILE = "key"
+KEY_PATH = "/etc/fluxtrain/rendezvous"
+"""Mount path in the pods of the job."""
+
+
+def key_secret(job: Job) -> Manifest:
+    """Return the secret without its key, which is drawn when it is created.
+
+    The operator may create secrets, but not read them: an existing one is kept. It is not immutable: kubelets
+    would not notice that it was deleted and created again.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(job, names.rendezvous_key(job.name, job.uid), names.RENDEZVOUS),
+        "type": "Opaque",
+    }
+
+
+def with_new_key(manifest: Manifest) -> Manifest:
+    """Return the secret ``manifest`` with a new random key of 256 bits."""
+    return {**manifest, "stringData": {KEY_FILE: secrets.token_hex(32)}}
+
+
+def key_volume(job: Job) -> Manifest:
+    """Return the volume with the key."""
+    name = names.rendezvous_key(job.name, job.uid)
+    return {"name": KEY_VOLUME, "secret": {"secretName": name, "defaultMode": 0o440}}
+
+
+def key_mount() -> Manifest:
+    """Return the mount of `key_volume`."""
+    return {"name": KEY_VOLUME, "mountPath": KEY_PATH, "readOnly": True}
+
+
+# The size of /dev/shm: the batches of the data loaders, and RCCL's or NCCL's buffers.
+#
+# Only a limit: memory that is not used is not taken.
+
+
+_SMALLEST = _GIB
+_COLLECTIVES = _GIB // 2
+"""For each GPU: 4 MiB for each of 32 channels in both directions to two neighbours, if GPUs exchange data
+through shared memory."""
+
+
+def shared_memory(config: RunConfig, spec: Spec) -> str:
+    """Return the size of a pod's /dev/shm as a quantity, rounded up to a GiB."""
+    loaded = loader_bytes(config, spec.rank_counts[0]) * max(1, spec.gpus_per_node)
+    size = max(_SMALLEST, loaded + _COLLECTIVES * spec.gpus_per_node)
+    return f"{math.ceil(size / _GIB)}Gi"
+
+
+# The container that empties a node's page cache before a benchmark run, where the administrator
+# allows it.
+#
+# It is privileged, as the kernel's switch is the whole node's, and runs the administrator's image
+# if there is one. It leaves the time in a file, only if the kernel has done it; the trainer logs
+# ``cache_clear`` from that.
+
+
+_FILE = f"{FLUSHED_PATH}/time"
+_COMMAND = f"sync && echo 3 > /proc/sys/vm/drop_caches && date +%s > {_FILE}"
+
+
+def flushes(job: Job) -> bool:
+    """Return whether the pods of ``job`` flush their nodes' page caches: benchmark runs, if it is allowed."""
+    is_benchmark = job.config.task == "train" and job.config.logging.mlperf.division != "open"
+    return job.pod_defaults.flush_caches and is_benchmark
+
+
+def flush_container(job: Job) -> list[Manifest]:
+    """Return the init container, none for a job that does not flush."""
+    if not flushes(job):
+        return []
+    container = {
+        "name": FLUSH_CONTAINER,
+        "image": job.rendezvous_image or job.image,
+        "command": ["/bin/sh", "-c", _COMMAND],
+        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {
+            "privileged": True,
+            "runAsUser": 0,
+            "runAsNonRoot": False,
+            "readOnlyRootFilesystem": True,
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [{"name": FLUSHED_VOLUME, "mountPath": FLUSHED_PATH}],
+    }
+    return [container]
+
+
+def flushed_volume(job: Job) -> list[Manifest]:
+    """Return the volume with the time of the flush."""
+    return [{"name": FLUSHED_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}] if flushes(job) else []
+
+
+def flushed_mount(job: Job) -> list[Manifest]:
+    """Return the training container's mount of it, which it cannot write."""
+    mount = {"name": FLUSHED_VOLUME, "mountPath": FLUSHED_PATH, "readOnly": True}
+    return [mount] if flushes(job) else []
+
+
+def flushed_environment(job: Job) -> dict[str, str]:
+    """Return the variable that names the file."""
+    return {ENV_FLUSHED: _FILE} if flushes(job) else {}

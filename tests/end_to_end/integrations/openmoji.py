@@ -15,17 +15,17 @@ from tests.paths import ROOT
 from tests.trainer.commands import fluxtrain
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.tar.dataset import TarImages
-from fluxtrain.encode.patch import save_patch_autoencoder
-from fluxtrain.prepare.openmoji.build import (
+from fluxtrain.data.images import TarImages
+from fluxtrain.encode.codec import save_patch_autoencoder
+from fluxtrain.prepare.fit_autoencoder import FitSettings, fit_patch_autoencoder
+from fluxtrain.prepare.openmoji import (
     _draw,
     _encode,
     _encode_empty,
     _svg_folder,
     _text_encoder,
+    read_catalogue,
 )
-from fluxtrain.prepare.openmoji.catalogue import read_catalogue
-from fluxtrain.prepare.openmoji.fit_autoencoder import FitSettings, fit_patch_autoencoder
 
 NUM_TRAIN, NUM_VALIDATION = 48, 16
 STEPS = 30

@@ -13,8 +13,8 @@ from tests.end_to_end.stage import condition, suspend, wait_for
 from tests.faults import encoded_data, inside_pods
 from tests.faults.target import CHECKPOINT_STEPS, Target
 
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
-from fluxtrain.run_state import latest
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER
+from fluxtrain.state.run_state import latest
 
 SLOW_SECONDS = 2.0
 DAMAGED_STEPS = 40

@@ -9,7 +9,7 @@ import pytest
 from tests.operator.jobs import KEY, OWNER
 
 from fluxtrain_operator import names
-from fluxtrain_operator.controller.applied_objects import Applied, AppliedObjects
+from fluxtrain_operator.controller.cache import Applied, AppliedObjects
 from fluxtrain_operator.job import Manifest
 
 SERVICE = ("v1", "Service")

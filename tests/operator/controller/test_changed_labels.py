@@ -13,8 +13,8 @@ from tests.operator.object_store import Harness, run
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.timestamps import stamp
 
 ALL_PODS = ["job-0", "job-1", "job-2", "job-3", "job-rendezvous"]
 LABELS = (

@@ -6,8 +6,7 @@ import asyncio
 
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until
 
-from fluxtrain_operator.controller.fair_queue import FairQueue
-from fluxtrain_operator.controller.work_queue import WorkQueue
+from fluxtrain_operator.controller.work_queue import FairQueue, WorkQueue
 from fluxtrain_operator.names import Key
 
 

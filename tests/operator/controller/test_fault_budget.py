@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.controller.fault_budget import MIN_PODS, FaultBudget
-from fluxtrain_operator.planner.disruption import NODE_FAULTS, Delete, Reason
+from fluxtrain_operator.controller.executor import MIN_PODS, FaultBudget
+from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Reason
 
 
 def deletions(count: int, reason: Reason = Reason.NODE_LOST, first: int = 0) -> list[Delete]:

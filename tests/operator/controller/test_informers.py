@@ -20,8 +20,12 @@ from tests.operator.jobs import KEY, make_node, make_pod, make_training
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
-from fluxtrain_operator.controller.list_watch import PAGE, ListWatch, list_and_watch
-from fluxtrain_operator.controller.unreadable_objects import UnreadableObjects
+from fluxtrain_operator.controller.list_watch import (
+    PAGE,
+    ListWatch,
+    UnreadableObjects,
+    list_and_watch,
+)
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.names import Key

@@ -10,15 +10,9 @@ import pytest
 from benchmarks import crowd
 from benchmarks.fake_api_server import FakeApiServer
 
-from fluxtrain_operator.controller.applied_objects import Applied
-from fluxtrain_operator.controller.kept_fields import (
-    NodeFields,
-    ObjectFields,
-    PodFields,
-    trimmed,
-)
-from fluxtrain_operator.planner.observed import NodeView, Pod
-from fluxtrain_operator.planner.owner_references import controller_of
+from fluxtrain_operator.controller.cache import Applied
+from fluxtrain_operator.controller.kept_fields import NodeFields, ObjectFields, PodFields, trimmed
+from fluxtrain_operator.planner.observed import NodeView, Pod, controller_of
 
 GPU_NODE: dict[str, Any] = {
     "metadata": {

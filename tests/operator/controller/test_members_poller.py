@@ -13,15 +13,15 @@ from tests.operator.jobs import KEY, make_training
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.members_poller import (
+from fluxtrain_operator.controller.pollers import (
     MEMBERS_SECONDS,
     RETRY_SECONDS,
     SILENT_POLLS,
     SILENT_SECONDS,
     MembersPoller,
 )
-from fluxtrain_operator.members import Heard
 from fluxtrain_operator.names import Key
+from fluxtrain_operator.reports import Heard
 
 PORT = 9464
 NOBODY = frozenset[str]()

@@ -9,8 +9,8 @@ from tests.operator.jobs import KEY, Clock, make_node, make_pod, make_training
 
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import NodeView, Pod
-from fluxtrain_operator.timestamps import stamp
 
 NOW, HOUR = 1_800_000_000.0, 3600.0
 AHEAD, RIGHT, BEHIND = HOUR, 0.0, -HOUR

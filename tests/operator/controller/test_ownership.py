@@ -12,7 +12,7 @@ from tests.operator.object_store import Harness, run
 from fluxtrain_operator import names
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.planner.owner_references import controller_of
+from fluxtrain_operator.planner.observed import controller_of
 from fluxtrain_operator.planner.plan import load
 
 FOREIGN = {"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}

@@ -6,7 +6,7 @@ import asyncio
 
 from tests.operator.controller.event_loop import now, run_in_virtual_time
 
-from fluxtrain_operator.controller.pace import Pace
+from fluxtrain_operator.controller.work_queue import Pace
 
 
 def test_callers_go_on_at_the_rate() -> None:

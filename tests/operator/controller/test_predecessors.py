@@ -13,7 +13,7 @@ from tests.operator.object_store import Harness
 
 from fluxtrain_operator.controller.executor import NEVER
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.names import stamp
 
 FIRST = ("ns", "first")
 

@@ -15,9 +15,9 @@ from tests.operator.jobs import KEY, make_training
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.progress_poller import FetchProgress, ProgressPoller
+from fluxtrain_operator.controller.pollers import FetchProgress, ProgressPoller
 from fluxtrain_operator.names import Key
-from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.reports import Progress, RankProgress
 
 PORT = 9464
 

@@ -20,13 +20,11 @@ from fluxtrain_operator.controller.executor import JobState, status_delay
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.network_rules import parse_network_rules
-from fluxtrain_operator.planner.disruption import Delete
+from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
-from fluxtrain_operator.pod_defaults import parse_pod_defaults
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.reports import Heard, Progress
+from fluxtrain_operator.settings import parse_network_rules, parse_pod_defaults
 
 
 class RecordingStore(ObjectStore):

@@ -13,11 +13,7 @@ from tests.operator.jobs import make_pod, make_training
 
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.unreadable_objects import (
-    MAX_KNOWN,
-    Reference,
-    UnreadableObjects,
-)
+from fluxtrain_operator.controller.list_watch import MAX_KNOWN, Reference, UnreadableObjects
 from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.metrics import Metrics

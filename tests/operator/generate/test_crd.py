@@ -15,7 +15,7 @@ from tests.contract.bad_specs import BAD_SPECS, GOOD, UNKNOWN, Bad, changed
 from tests.paths import EXAMPLES
 
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, FORBIDDEN_VALUES
-from fluxtrain.contract.run.immutable_fields import IMMUTABLE_PATHS
+from fluxtrain.contract.run.config import IMMUTABLE_PATHS
 from fluxtrain_operator.generate.crd import custom_resource_definition, resource_schema
 
 CRD = custom_resource_definition()

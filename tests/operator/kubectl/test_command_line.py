@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fluxtrain_operator.kubectl.client import printable
 from fluxtrain_operator.kubectl.main import main
-from fluxtrain_operator.kubectl.rows import printable
 
 ECHO = '#!/bin/sh\necho "$@" >> "$KUBECTL_LOG"\necho \'Error from server (NotFound): gone\' >&2\nexit 1\n'
 

@@ -8,8 +8,8 @@ import pytest
 from tests.operator.kubectl.objects import make_training
 from tests.operator.planner.pods import LONG_AGO, NOW
 
-from fluxtrain_operator.kubectl.goodput import spent_seconds, table
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.kubectl.timeline import goodput_table, spent_seconds
+from fluxtrain_operator.names import stamp
 
 STATUS = {
     "phase": "Running",
@@ -23,7 +23,7 @@ STATUS = {
 
 def rows(*statuses: dict[str, Any], **options: Any) -> list[list[str]]:
     jobs = [make_training(status) for status in statuses]
-    return [line.split() for line in table(jobs, NOW, **options).splitlines()]
+    return [line.split() for line in goodput_table(jobs, NOW, **options).splitlines()]
 
 
 def test_totals_follow_from_the_status() -> None:

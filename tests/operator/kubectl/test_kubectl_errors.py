@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.kubectl.errors import error_of
+from fluxtrain_operator.kubectl.client import error_of
 
 KLOG = 'E1122 11:57:06.9 15856 memcache.go:265] "Unhandled Error" err="dial tcp: refused"\n'
 REFUSED = "was refused - did you specify the right host or port?"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.trainer.rank_processes import proc_with, rank_process
 
-from fluxtrain.contract.stacks import RankProcess
+from fluxtrain.contract.process import RankProcess
 from fluxtrain.launch.stacks import ask_ranks
-from fluxtrain_operator.kubectl.stack_text import RankStacks, report, stacks_of
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.kubectl.stacks import RankStacks, report, stacks_of
+from fluxtrain_operator.names import stamp
 
 LOG = """\
 1970-01-01T00:01:39.900000000Z   File "old.py", line 1 in before

@@ -11,9 +11,9 @@ from tests.operator.planner.pods import LONG_AGO, NOW
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.kubectl.job_objects import JobObjects, event_time, events_of
+from fluxtrain_operator.kubectl.client import JobObjects, event_time, events_of
 from fluxtrain_operator.kubectl.timeline import Entry, entries, table
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.names import stamp
 
 
 def test_a_job_without_status_has_been_created() -> None:

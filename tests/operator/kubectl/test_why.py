@@ -23,13 +23,12 @@ from fluxtrain.contract.resource.status import Condition, Restarts, Status, read
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.kubectl.job_objects import JobObjects
+from fluxtrain_operator.kubectl.client import JobObjects
 from fluxtrain_operator.kubectl.why import explanation
-from fluxtrain_operator.planner.create_failures import CreateFailure, name_conflict
-from fluxtrain_operator.planner.observed import NodeView
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.planner.observed import CreateFailure, NodeView, name_conflict
 from fluxtrain_operator.planner.status import invalid_spec_status
-from fluxtrain_operator.progress import Straggler
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.reports import Straggler
 
 RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
 STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from tests.operator.jobs import KEY, OWNER, make_training
 
-from fluxtrain.contract.progress import SAVE, STEP
+from fluxtrain.contract.process import SAVE, STEP
 from fluxtrain_operator import names
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.planner.guard import NODE_FAULTS, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.planner.report import Report
+from fluxtrain_operator.planner.situation import Report
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.timestamps import stamp
 
 _NO_PROGRESS_SECONDS: dict[str, float] = {STEP: 60.0, SAVE: 3600.0}
 """By phase. No step takes longer in these histories, and no budget of the watchdog is shorter."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fluxtrain_operator.names import Transition, seconds, stamp, transition
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.timestamps import seconds, stamp
-from fluxtrain_operator.transition import Transition, transition
+from fluxtrain_operator.reports import Progress
 
 
 class NodeClocks:

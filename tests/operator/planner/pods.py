@@ -10,14 +10,12 @@ from tests.operator.jobs import make_training
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard
-from fluxtrain_operator.names import ANNOTATION_APPLIED
+from fluxtrain_operator.names import ANNOTATION_APPLIED, stamp
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.reports import Heard, Progress
 from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
-from fluxtrain_operator.resources.gang import gang_of
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.resources.scheduling import gang_of
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 7200

@@ -24,20 +24,18 @@ from tests.operator.planner.invariants import (
 from tests.operator.planner.node_clocks import NodeClocks
 from tests.operator.planner.small_kueue import ENOUGH, SmallKueue
 
-from fluxtrain.contract.progress import SAVE, STEP
+from fluxtrain.contract.process import SAVE, STEP
 from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator import names
-from fluxtrain_operator.distrust import Distrust, Fault, ordered, score
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.members import Heard, ProcessRestart
-from fluxtrain_operator.planner.disruption import NODE_FAULTS, Reason
+from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.node_health import Distrust, Fault, ordered, score
+from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.planner.plan import Delete, Plan, load, plan, revision_to_read
+from fluxtrain_operator.planner.plan import Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.reports import Heard, ProcessRestart, Progress, RankProgress
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
-from fluxtrain_operator.revision import Revision
-from fluxtrain_operator.timestamps import seconds, stamp
 
 NODES = ("a", "b", "c", "d", "e")
 RIGHT = (0.0,) * len(NODES)

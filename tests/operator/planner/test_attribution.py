@@ -18,11 +18,10 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import NodeFault, Status
-from fluxtrain_operator.distrust import Fault, ordered, score
-from fluxtrain_operator.members import Heard
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.node_health import Fault, ordered, score
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.progress import RankProgress
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.reports import Heard, RankProgress
 
 NAMES = ("node-0", "node-1", "node-s", *(f"spare-{n}" for n in range(4)))
 

@@ -24,8 +24,8 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.resource.status import Retry
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.timestamps import stamp
 
 REJECTED = "UnexpectedAdmissionError"
 

@@ -19,10 +19,9 @@ from tests.operator.planner.pods import (
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.planner.create_failures import CreateFailure
-from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.planner.observed import CreateFailure, Pod
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.timestamps import seconds, stamp
 
 LIMIT = 3600
 TWO: dict[str, Any] = {"nodes": {"min": 2, "max": 2}}

@@ -19,12 +19,12 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator.distrust import Distrust, Score, ordered
 from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.node_health import Distrust, Score, ordered
+from fluxtrain_operator.planner.guard import Reason
 from fluxtrain_operator.planner.observed import NodeView, Pod
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.timestamps import stamp
 
 NOTE = "fluxtrain.dev/distrusted-nodes"
 NAMES = tuple(f"n{number}" for number in range(10))

@@ -36,10 +36,10 @@ from fluxtrain_operator import names
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.planner import creations, situation
-from fluxtrain_operator.planner.disruption import Reason
+from fluxtrain_operator.planner import changes, situation
+from fluxtrain_operator.planner.guard import Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed
-from fluxtrain_operator.planner.plan import Delete, Plan, plan
+from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
@@ -341,7 +341,7 @@ def make_objects_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """To make the objects again takes half of the time of a plan."""
     monkeypatch.setattr(situation, "supporting", once(situation.supporting))
     for name in ("rendezvous_pod", "training_pod"):
-        monkeypatch.setattr(creations, name, once(getattr(creations, name)))
+        monkeypatch.setattr(changes, name, once(getattr(changes, name)))
 
 
 def play_all(seeds: range) -> Tally:

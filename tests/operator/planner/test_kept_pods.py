@@ -25,8 +25,8 @@ from tests.operator.planner.pods import (
 
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.timestamps import stamp
 
 ENDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "deleting": True}
 KEPT = {**ENDED, "finalizers": ("example.org/audit", names.KUEUE_FINALIZER)}

@@ -33,7 +33,7 @@ from tests.operator.planner.pods import (
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.reports import Progress, RankProgress
 
 QUEUE = {"scheduling": {"queueName": "team"}}
 MANAGED: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}

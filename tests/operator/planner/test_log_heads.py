@@ -17,14 +17,12 @@ from fluxtrain.contract.resource.status import (
     TimeSpent,
     read_status,
 )
-from fluxtrain.mlperf.chain import read_heads
-from fluxtrain_operator.planner.decision import RUN
-from fluxtrain_operator.planner.log_heads import next_heads
+from fluxtrain.mlperf.chain_verify import read_heads
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed
-from fluxtrain_operator.planner.situation import Situation
-from fluxtrain_operator.planner.status import next_status
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.timestamps import stamp
+from fluxtrain_operator.planner.situation import RUN, Situation
+from fluxtrain_operator.planner.status import next_heads, next_status
+from fluxtrain_operator.reports import Progress
 
 
 def told(records: int, digit: str = "a") -> Progress:

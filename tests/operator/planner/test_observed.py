@@ -9,10 +9,10 @@ import pytest
 
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator import names
-from fluxtrain_operator.planner.failures import failure_of
+from fluxtrain_operator.planner.guard import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.progress import Progress, Straggler
-from fluxtrain_operator.resources.queueing import Queueing
+from fluxtrain_operator.reports import Progress, Straggler
+from fluxtrain_operator.resources.scheduling import Queueing
 
 
 def manifest(component: str = names.TRAINER, **status: Any) -> dict[str, Any]:

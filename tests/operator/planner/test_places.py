@@ -18,11 +18,11 @@ from tests.operator.planner.pods import (
     started,
 )
 
-from fluxtrain.contract.places import place_of, read_places, write_places
+from fluxtrain.contract.process import place_of, read_places, write_places
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.observed import NodeView
 from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.reports import Heard
 
 RACK = "example.com/rack"
 START = replace(OPEN, generation=0)

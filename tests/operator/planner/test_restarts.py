@@ -27,10 +27,9 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator.job import Job
-from fluxtrain_operator.members import Heard, ProcessRestart
-from fluxtrain_operator.progress import Progress
+from fluxtrain_operator.names import stamp
+from fluxtrain_operator.reports import Heard, ProcessRestart, Progress
 from fluxtrain_operator.resources import Slot, training_pod
-from fluxtrain_operator.timestamps import stamp
 
 
 def restarted(number: int, older: bool = False) -> Progress:

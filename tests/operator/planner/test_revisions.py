@@ -29,11 +29,10 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
-from fluxtrain_operator.digest import digest
-from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.names import digest
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Plan, load, plan
-from fluxtrain_operator.revision import Revision
 
 RECORDED = Path(__file__).parent / "recorded" / "without_revisions.yaml"
 TEMPLATE = {"podTemplate": {"metadata": {"annotations": {"restarted": "today"}}}}

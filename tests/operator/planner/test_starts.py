@@ -22,8 +22,8 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain_operator import names
+from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.timestamps import stamp
 
 GONE = "failed to create shim task: open /dev/dri/renderD129: no such file or directory"
 NOT_STARTED: dict[str, Any] = {"reason": "StartError", "message": GONE, "started": None}

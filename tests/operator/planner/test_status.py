@@ -13,9 +13,9 @@ from tests.operator.planner.pods import NOW, make_job
 from fluxtrain.contract.resource.status import CheckpointStatus, Condition, ProgressStatus, Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
-from fluxtrain_operator.planner.decision import RUN, Decision
+from fluxtrain_operator.names import seconds, stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.planner.situation import Situation
+from fluxtrain_operator.planner.situation import RUN, Decision, Situation
 from fluxtrain_operator.planner.status import (
     ConditionUpdate,
     conditions,
@@ -24,8 +24,7 @@ from fluxtrain_operator.planner.status import (
     invalid_spec_status,
     next_status,
 )
-from fluxtrain_operator.progress import Progress
-from fluxtrain_operator.timestamps import seconds, stamp
+from fluxtrain_operator.reports import Progress
 
 KINDS = ["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
 

@@ -24,12 +24,11 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain.contract.progress import Phase
+from fluxtrain.contract.process import Phase
 from fluxtrain.contract.resource.status import ProgressStatus
-from fluxtrain_operator.members import Heard
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import plan
-from fluxtrain_operator.progress import Progress, RankProgress
+from fluxtrain_operator.reports import Heard, Progress, RankProgress
 
 ONE_MINUTE = {"restart": {"noProgressSeconds": 60}}
 

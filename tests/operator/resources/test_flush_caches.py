@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.operator.planner.pods import make_job
 
-from fluxtrain.contract.launch import ENV_FLUSHED
-from fluxtrain.mlperf.flushed_caches import flushed
-from fluxtrain_operator.pod_defaults import PodDefaults
-from fluxtrain_operator.resources.flush_caches import flush_container
+from fluxtrain.contract.process import ENV_FLUSHED
+from fluxtrain.mlperf.facts import flushed
+from fluxtrain_operator.resources.volumes import flush_container
+from fluxtrain_operator.settings import PodDefaults
 
 
 @pytest.mark.parametrize("works", [True, False])

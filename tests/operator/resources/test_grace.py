@@ -12,7 +12,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
-from fluxtrain_operator.resources.grace import num_block_parameters
+from fluxtrain_operator.resources.environment import num_block_parameters
 
 FLAGSHIP = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
 TEMPLATE = {"spec": {"terminationGracePeriodSeconds": 600}}

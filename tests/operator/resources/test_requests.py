@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from tests.operator.jobs import make_job
 
-from fluxtrain.contract.resource.resources import amount
+from fluxtrain.contract.resource.pod_template import amount
 from fluxtrain_operator.planner.plan import load
-from fluxtrain_operator.resources.requests import resources_of
-from fluxtrain_operator.resources.volumes import volumes
+from fluxtrain_operator.resources.volumes import resources_of, volumes
 
 GPU = {"amd.com/gpu": "8"}
 

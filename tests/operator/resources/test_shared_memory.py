@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.resource.fluxtraining import Spec
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.validation import validate
-from fluxtrain.data.batch import Batch
+from fluxtrain.data.dataset import Batch
 from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
-from fluxtrain.loader_size import loader_bytes, sample_bytes
-from fluxtrain_operator.resources.shared_memory import shared_memory
+from fluxtrain.parallel.node_memory import loader_bytes, sample_bytes
+from fluxtrain_operator.resources.volumes import shared_memory
 
 ENCODED = 256 * 4096 * 4 + 768 * 4 + 4 * 16 * 32 * 32 * 4
 """Bytes of a sample of MLPerf: T5's and CLIP's encodings, and four tensors of its latents' shape."""

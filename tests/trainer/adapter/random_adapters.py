@@ -7,13 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.file import write_adapter
-from fluxtrain.adapter.layouts import Layout
-from fluxtrain.adapter.trained import trained_adapter
+from fluxtrain.adapter.file import Layout, write_adapter
+from fluxtrain.adapter.training_files import trained_adapter
 from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import adapted_layers
+from fluxtrain.model.layers import adapted_layers
 
 MODEL = ModelConfig(
     hidden_size=64, num_heads=2, axes_dim=(8, 12, 12), depth=2, depth_single_blocks=3

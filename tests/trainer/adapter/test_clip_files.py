@@ -11,14 +11,13 @@ from benchmarks.other_loaders import clip_model, fused, in_comfy, in_diffusers
 from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 
-from fluxtrain.adapter.file import read_adapter
-from fluxtrain.adapter.layouts import LAYOUTS, Layout
-from fluxtrain.adapter.update import Update
+from fluxtrain.adapter.file import LAYOUTS, Layout, read_adapter
+from fluxtrain.adapter.updates import Update
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, ClipAdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import EXIT_OK
-from fluxtrain.model.adapted_layers import adapted_layers, is_clip
+from fluxtrain.model.layers import adapted_layers, is_clip
 
 CLIP = ClipAdapterConfig(rank=3, alpha=6.0)
 CONFIG = AdapterConfig(rank=4, alpha=6.0, clip=CLIP)

@@ -15,16 +15,14 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 
-from fluxtrain.adapter.file import AdapterFile, read_adapter, write_adapter
-from fluxtrain.adapter.layouts import DORA_LAYOUTS, Layout
+from fluxtrain.adapter.file import DORA_LAYOUTS, AdapterFile, Layout, read_adapter, write_adapter
 from fluxtrain.adapter.merge import MergedWeights
-from fluxtrain.adapter.update import Magnitude, Update
-from fluxtrain.adapter.updates import Adapter
+from fluxtrain.adapter.updates import Adapter, Magnitude, Update
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
-from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_USAGE, DataError
-from fluxtrain.progress import Alive
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.progress import Alive
 
 FUSED = AdapterConfig(rank=4, alpha=6.0, dora=True, ranks=AdapterRanks(img_attn=3, img_mod=0))
 CONFIGS = {"fused": FUSED, "split": FUSED.model_copy(update={"split_qkv": True})}

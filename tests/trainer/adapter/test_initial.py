@@ -11,17 +11,17 @@ from benchmarks.reference_model import random_model
 from tests.trainer.adapter.random_adapters import adapter_of
 
 from fluxtrain.adapter.file import write_adapter
-from fluxtrain.adapter.initial import initial_parameters
-from fluxtrain.adapter.trained import trained_adapter
+from fluxtrain.adapter.opening import initial_parameters
+from fluxtrain.adapter.training_files import trained_adapter
 from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
 from fluxtrain.errors import DataError
-from fluxtrain.model.adapted_layers import adapted_layers
-from fluxtrain.model.init import initial_value
+from fluxtrain.model.layers import adapted_layers
 from fluxtrain.model.lora import magnitudes
-from fluxtrain.parallelize import build_model
+from fluxtrain.model.parameters import initial_value
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.parallelize import build_model
 
 LAYOUTS = ("kohya", "diffusers", "ai-toolkit", "bfl")
 

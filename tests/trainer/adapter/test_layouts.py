@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 from torch import Tensor
 
-from fluxtrain.adapter.file import DTYPES, read_adapter, write_adapter
-from fluxtrain.adapter.layouts import LAYOUTS, Layout
+from fluxtrain.adapter.file import DTYPES, LAYOUTS, Layout, read_adapter, write_adapter
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError

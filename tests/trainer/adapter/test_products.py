@@ -13,12 +13,10 @@ from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_dif
 from tests.trainer.tiny_model import save_flux
 from torch import Tensor
 
-from fluxtrain.adapter.describe import describe
-from fluxtrain.adapter.file import read_adapter
-from fluxtrain.adapter.initial import initial_parameters
-from fluxtrain.adapter.layouts import Layout
+from fluxtrain.adapter.file import Layout, describe, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
-from fluxtrain.adapter.product import Product
+from fluxtrain.adapter.opening import initial_parameters
+from fluxtrain.adapter.updates import Product
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import DataError

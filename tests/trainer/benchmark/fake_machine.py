@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxtrain.benchmark.crew import Outcome
-from fluxtrain.benchmark.process import Status
-from fluxtrain.benchmark.sweep import NUM_PARTS, Trial
+from fluxtrain.benchmark.results import NUM_PARTS, Outcome, Status, Trial
 
 GIB = 1 << 30
 

@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.benchmark import crew, process
-from fluxtrain.benchmark.crew import Crew
-from fluxtrain.benchmark.process import Status, TrialProcess
-from fluxtrain.benchmark.sweep import Trial
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.benchmark import results
+from fluxtrain.benchmark.results import Crew, Status, Trial, TrialProcess
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
+from fluxtrain.contract.run.setting import Setting
+from fluxtrain.parallel.distributed import World
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.setting import Setting
 
 CONFIG = resolve(
     {
@@ -54,12 +52,12 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Let trials run the given program instead of a training."""
 
     def use(text: str) -> None:
-        popen = process.subprocess.Popen
+        popen = results.subprocess.Popen
 
         def run(command: list[str], **options: Any) -> Any:
             return popen([command[0], "-c", text], **options)
 
-        monkeypatch.setattr(process.subprocess, "Popen", run)
+        monkeypatch.setattr(results.subprocess, "Popen", run)
 
     return use
 
@@ -128,7 +126,7 @@ def test_a_rank_whose_peer_fails_kills_its_own_process(
 ) -> None:
     monkeypatch.setattr(TwoRanks, "peer", peer)
     monkeypatch.setattr(TwoRanks, "looks", 0)
-    monkeypatch.setattr(crew, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(results, "_POLL_SECONDS", 0.05)
     program(
         f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()));"
         "time.sleep(600)"

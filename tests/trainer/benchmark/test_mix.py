@@ -11,15 +11,14 @@ import pytest
 import torch
 from tests.trainer.commands import fluxtrain
 
-from fluxtrain.benchmark.mix import in_turn, mixed_sources
-from fluxtrain.benchmark.sweep import NUM_PARTS, Trial, settings
-from fluxtrain.contract.run.buckets import Size
+from fluxtrain.benchmark.results import NUM_PARTS, Trial, settings
+from fluxtrain.benchmark.trial import in_turn, mixed_sources
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import Size
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.bucket_order import BucketOrder
 from fluxtrain.data.loader import training_order
-from fluxtrain.data.sample_writer import Sample
-from fluxtrain.data.shard_writer import ShardWriter
+from fluxtrain.data.order import BucketOrder
+from fluxtrain.data.shards import Sample, ShardWriter
 
 COUNTS: dict[Size, int] = {(4, 4): 9, (2, 6): 5, (6, 2): 4, (2, 8): 1}
 """Samples of each height and width of latents in an encoded set."""

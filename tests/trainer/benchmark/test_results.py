@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.benchmark.crew import Outcome
-from fluxtrain.benchmark.process import Status
-from fluxtrain.benchmark.results import CSV_FILE, JSON_FILE, Measurement, Result, Results
-from fluxtrain.benchmark.sweep import Trial
-from fluxtrain.benchmark.table import render
+from fluxtrain.benchmark.report import render
+from fluxtrain.benchmark.results import (
+    CSV_FILE,
+    JSON_FILE,
+    Measurement,
+    Outcome,
+    Result,
+    Results,
+    Status,
+    Trial,
+)
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.setting import Setting
 
 SETTING = Setting(512, 512, "bfloat16", "none", 0.25, None)
 FACTS = {"device": "AMD Instinct MI300X", "device_memory_bytes": 192 << 30, "compiled": True}

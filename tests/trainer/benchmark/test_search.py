@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluxtrain.benchmark.search import batches_up_to, largest_that_fits
+from fluxtrain.benchmark.task import batches_up_to, largest_that_fits
 
 
 @given(

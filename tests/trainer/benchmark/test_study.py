@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 from tests.trainer.benchmark.fake_machine import FakeMachine
 
-from fluxtrain.benchmark.plot import PLOT_FILE
-from fluxtrain.benchmark.report import write_report
-from fluxtrain.benchmark.results import Results
-from fluxtrain.benchmark.scaling import rank_counts
-from fluxtrain.benchmark.study import Study
+from fluxtrain.benchmark.report import PLOT_FILE, write_report
+from fluxtrain.benchmark.results import Results, rank_counts
+from fluxtrain.benchmark.task import Study
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
+from fluxtrain.parallel.distributed import World
 
 ALONE = World.alone()
 

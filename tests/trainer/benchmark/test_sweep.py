@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain.benchmark.sweep import NUM_PARTS, Trial, settings
+from fluxtrain.benchmark.results import NUM_PARTS, Trial, settings
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import ConfigError
-from fluxtrain.setting import Setting
 
 SETTING = Setting(64, 8, "bfloat16", "tensorwise", 0.5, True)
 

@@ -15,14 +15,12 @@ from PIL import Image
 from tests.trainer.bombs.limited import Make
 from tests.trainer.bombs.tables import MIB, safetensors
 
-from fluxtrain.contract.run.table import TableConfig
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.picture import PictureError
-from fluxtrain.data.pictures.shards import unpack
-from fluxtrain.data.pictures.tables import write_out
+from fluxtrain.contract.run.data import TableConfig
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.picture import PictureError, mask_of
+from fluxtrain.data.pictures.tables import unpack, write_out
 from fluxtrain.errors import DataError
-from fluxtrain.other_trainers.files import import_file
+from fluxtrain.imports.files import import_file
 from fluxtrain.weights.reader import open_weights
 
 

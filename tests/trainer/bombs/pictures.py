@@ -13,12 +13,12 @@ from PIL import Image
 from tests.trainer.bombs.limited import Make
 
 from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.data.images.dataset import ImageDataset
+from fluxtrain.data.formats.tar_writer import TarWriter
+from fluxtrain.data.images import ImageDataset, TarImages
 from fluxtrain.data.pictures.folder import list_pictures
 from fluxtrain.data.pictures.inspection import inspect
-from fluxtrain.data.pictures.subset import Subset, training_pictures
-from fluxtrain.data.tar.dataset import TarImages
-from fluxtrain.data.tar.writer import TarWriter
+from fluxtrain.data.pictures.kohya_config import Subset
+from fluxtrain.data.pictures.subset import training_pictures
 from fluxtrain.errors import DataError
 
 

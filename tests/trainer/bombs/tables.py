@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from tests.trainer.bombs.limited import Make
 
 from fluxtrain.adapter.file import read_adapter
-from fluxtrain.data.images.arrow import ArrowImages
-from fluxtrain.data.layouts.detect import open_encoded
-from fluxtrain.data.layouts.mlcommons import COLUMNS, KEY
-from fluxtrain.data.pictures.captions import read_metadata
+from fluxtrain.data.formats.arrow_images import ArrowImages
+from fluxtrain.data.formats.convert import open_encoded
+from fluxtrain.data.formats.mlcommons import COLUMNS, KEY
+from fluxtrain.data.pictures.folder import read_metadata
 
 MIB = 1 << 20
 

@@ -13,16 +13,16 @@ from tests.trainer.bombs.limited import Make
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.layouts.arrow import stream_files
-from fluxtrain.data.pictures.kohya import read_dataset_config
+from fluxtrain.data.formats.arrow import stream_files
+from fluxtrain.data.formats.tar_index import build_index, open_index
+from fluxtrain.data.pictures.kohya_config import read_dataset_config
 from fluxtrain.data.shards import read_listing
-from fluxtrain.data.tar.index import build_index, open_index
+from fluxtrain.encode.files import check_text_folder
 from fluxtrain.encode.text import load_tokenizer
-from fluxtrain.encode.text_folder import check_text_folder
-from fluxtrain.mlperf.system import read_answers
-from fluxtrain.other_trainers.files import read_options
-from fluxtrain.plan.measured import MeasuredSpeeds
-from fluxtrain.sample.prompt_file import read_prompts
+from fluxtrain.imports.files import read_options
+from fluxtrain.mlperf.package import read_answers
+from fluxtrain.plan.estimate import MeasuredSpeeds
+from fluxtrain.sample.prompts import read_prompts
 
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{after}: &{after} [{', '.join([f'*{name}'] * 9)}]\n"

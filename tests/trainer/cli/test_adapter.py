@@ -15,13 +15,13 @@ from tests.trainer.predictions import inputs, relative_error
 from tests.trainer.tiny_model import SMALL, save_flux
 
 from fluxtrain.adapter.file import read_adapter, write_adapter
-from fluxtrain.adapter.trained import trained_adapter
+from fluxtrain.adapter.training_files import trained_adapter
 from fluxtrain.adapter.updates import Adapter, low_rank
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE
-from fluxtrain.model.adapted_layers import adapted_layers
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import adapted_layers
 from fluxtrain.model.lora import add_adapters
 from fluxtrain.weights import open_weights
 

@@ -11,11 +11,16 @@ from tests.trainer.picture_cache.folders import file_of, noise
 
 from fluxtrain.cli import main
 from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.data.pictures.contact_sheet import MAX_PICTURES, save_contact_sheet
 from fluxtrain.data.pictures.folder import list_pictures
-from fluxtrain.data.pictures.inspection import THUMBNAIL, Inspection, inspect
-from fluxtrain.data.pictures.source_path import source_of
-from fluxtrain.data.pictures.subset import Subset, training_pictures
+from fluxtrain.data.pictures.inspection import (
+    MAX_PICTURES,
+    THUMBNAIL,
+    Inspection,
+    inspect,
+    save_contact_sheet,
+)
+from fluxtrain.data.pictures.kohya_config import Subset, source_of
+from fluxtrain.data.pictures.subset import training_pictures
 
 SIZE = 64
 
@@ -176,7 +181,7 @@ def test_another_file_is_not_replaced_by_a_contact_sheet(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check(folder) == check(folder) == 0  # a contact sheet is
-    monkeypatch.setattr("fluxtrain.cli.data_check._check", None)  # nothing is read before
+    monkeypatch.setattr("fluxtrain.cli.data._check", None)  # nothing is read before
     for path in (folder / "a.png", folder / "a.txt", folder):
         before = path.is_file() and path.read_bytes()
         assert check(folder, "--contact-sheet", str(path)) == 2

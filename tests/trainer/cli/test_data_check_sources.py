@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tests.trainer.fetch.conftest import point_at
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import RUN, cache, config, file_of, noise, write_pictures
-from tests.trainer.remote.conftest import point_at
-from tests.trainer.remote.servers import FileServer
 from tests.trainer.tiny_encoders import SIDE, write_encoders
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.loader import training_order
-from fluxtrain.distributed import World
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.parallel.distributed import World
 
 COUNT = 7
 

@@ -12,9 +12,9 @@ from tests.trainer.picture_cache.folders import cache, config, write_pictures
 from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.pictures.dataset import PictureDataset
-from fluxtrain.distributed import World
+from fluxtrain.parallel.distributed import World
 
 COUNT = 7
 

@@ -8,7 +8,7 @@ import pytest
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
-from fluxtrain.contract.describe import iter_fields
+from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.errors import EXIT_USAGE

@@ -105,7 +105,7 @@ def test_variables_of_slurm_are_checked_too(
 
 
 def test_slurm_s_rank_is_used_unless_one_is_given() -> None:
-    from fluxtrain.cli.nodes import _rank
+    from fluxtrain.cli.run import _rank
 
     slurm = {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x3)"}
     assert _rank(None, 3, slurm) == 1

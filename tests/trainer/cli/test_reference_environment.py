@@ -8,8 +8,7 @@ import pytest
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
-from fluxtrain.cli.arguments import load_config
-from fluxtrain.cli.reference_environment import Setting, hugging_face, output, root, seed
+from fluxtrain.cli.arguments import Setting, hugging_face, load_config, output, reference_seed, root
 from fluxtrain.errors import EXIT_USAGE, ConfigError
 
 
@@ -48,13 +47,13 @@ def test_outputs_are_below_logdir() -> None:
 def test_a_seed_in_the_file_overrides_the_variable(
     run: dict[str, int], environment: dict[str, str], expected: Setting | None
 ) -> None:
-    assert seed(run, environment) == expected
+    assert reference_seed(run, environment) == expected
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "seven", "0x10", "9007199254740992", "٣", " 7"])
 def test_an_invalid_seed_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\$SEED: got .*must be a whole number from 0 to"):
-        seed({}, {"SEED": text})
+        reference_seed({}, {"SEED": text})
 
 
 def test_hf_home_is_set_from_hf_cache() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.cli.summary import print_summary
-from fluxtrain.contract.launch import MLPERF_FILE
+from fluxtrain.cli.run import print_summary
+from fluxtrain.contract.process import MLPERF_FILE
 from fluxtrain.contract.run.resolve import resolve
 
 ADAPTER = {

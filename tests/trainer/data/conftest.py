@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.trainer import ranks
-from tests.trainer.data.layouts.encoded_sets import FOREIGN
+from tests.trainer.data.formats.encoded_sets import FOREIGN
 from tests.trainer.tiny_encoders import config, write_encoders, write_images
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.data.layouts.convert import convert
-from fluxtrain.precompute import preprocess
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.data.formats.convert import convert
+from fluxtrain.prepare.preprocess import preprocess
 
 
 @pytest.fixture(scope="session")

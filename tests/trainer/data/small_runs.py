@@ -10,11 +10,11 @@ from typing import Any
 from tests.trainer import ranks
 from tests.trainer.tiny_encoders import config
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import Layout
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.data.images.dataset import ImageDataset
+from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.loader import AnyBatch, training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources, open_empty_text, open_source

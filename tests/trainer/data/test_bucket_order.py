@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxtrain.data.bucket_order import BucketOrder
-from fluxtrain.data.order import PADDING, BatchShares, Order
-from fluxtrain.draws import Array
+from fluxtrain.data.order import PADDING, BatchShares, BucketOrder, Order
+from fluxtrain.runtime.draws import Array
 
 SEED = 11
 SIZES = np.array([[4, 4], [2, 6], [6, 2], [8, 2]])

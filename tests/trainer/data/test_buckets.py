@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fluxtrain.contract.run.buckets import BucketsConfig, Size
-from fluxtrain.contract.validation import validate
-from fluxtrain.data.buckets import Buckets, Placement
+from fluxtrain.contract.model_base import validate
+from fluxtrain.contract.run.data import BucketsConfig, Size
+from fluxtrain.data.order import Buckets, Placement
 from fluxtrain.errors import ConfigError
 
 KOHYA_512 = [

@@ -12,9 +12,13 @@ import torch
 from tests.trainer.ranks import CPU
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.batch import Batch
-from fluxtrain.data.device_batches import DeviceBatches, EvaluationData
-from fluxtrain.data.loader import evaluation_batches, training_batches
+from fluxtrain.data.dataset import Batch
+from fluxtrain.data.loader import (
+    DeviceBatches,
+    EvaluationData,
+    evaluation_batches,
+    training_batches,
+)
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.trainer.data.layouts.encoded_sets import BAD_CELLS, cell, sample
+from tests.trainer.data.formats.encoded_sets import BAD_CELLS, cell, sample
 from torch import Tensor
 
-from fluxtrain.data.empty_text import read_empty_text, write_empty_text
+from fluxtrain.data.sources import read_empty_text, write_empty_text
 from fluxtrain.errors import DataError
 
 TXT, VEC = torch.full((3, 5), -1.0), torch.full((6,), -2.0)

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from tests.trainer.small_runs import ENCODED_RUN, merge_all, write_encoded
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.index_digest import index_digests
 from fluxtrain.data.sources import open_sources
-from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError
-from fluxtrain.shared_sources import shared_sources
+from fluxtrain.parallel.distributed import World
+from fluxtrain.train.sources import index_digests, shared_sources
 
 
 def make_config(**data: Any) -> RunConfig:

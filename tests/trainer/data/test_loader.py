@@ -19,13 +19,11 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.data.batch import Batch
-from fluxtrain.data.empty_text import write_empty_text
+from fluxtrain.data.dataset import Batch
 from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
 from fluxtrain.data.order import BatchShares
-from fluxtrain.data.sample_writer import Sample
-from fluxtrain.data.shard_writer import ShardWriter
-from fluxtrain.data.sources import open_source, open_sources
+from fluxtrain.data.shards import Sample, ShardWriter
+from fluxtrain.data.sources import open_source, open_sources, write_empty_text
 from fluxtrain.errors import ConfigError, DataError
 
 GLOBAL_BATCH = 24

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxtrain import draws
 from fluxtrain.data.order import PADDING, BatchShares, Order
+from fluxtrain.runtime import draws
 
 SEED = 11
 

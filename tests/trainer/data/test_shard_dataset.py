@@ -15,16 +15,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fluxtrain.data.batch import Batch
-from fluxtrain.data.dataset import Encodings
+from fluxtrain.data.dataset import Batch, Encodings
 from fluxtrain.data.loader import build
-from fluxtrain.data.open_files import OpenFiles
-from fluxtrain.data.sample_writer import Sample
 from fluxtrain.data.shard_dataset import ShardDataset
-from fluxtrain.data.shard_writer import ShardWriter, save_aligned
-from fluxtrain.draws import Draw
+from fluxtrain.data.shards import Sample, ShardWriter, save_aligned
 from fluxtrain.errors import DataError
-from fluxtrain.safetensors_file import read_header
+from fluxtrain.runtime.draws import Draw
+from fluxtrain.runtime.files import OpenFiles
+from fluxtrain.runtime.safetensors import read_header
 
 SHAPES = {"txt": (3, 5), "vec": (6,), "mean": (4, 2, 2), "logvar": (4, 2, 2)}
 EMPTY = (torch.full((3, 5), -1.0), torch.full((6,), -2.0))

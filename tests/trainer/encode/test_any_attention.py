@@ -8,9 +8,9 @@ import pytest
 import torch
 from tests.trainer.tiny_encoders import SIDE, config, write_encoders
 
-from fluxtrain.attention_backend import attention_backend
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
+from fluxtrain.parallel.compile import attention_backend
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from diffusers import AutoencoderKL
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fluxtrain.encode.autoencoder import Autoencoder, load_autoencoder
+from fluxtrain.encode.codec import Autoencoder, load_autoencoder
 from fluxtrain.errors import DataError
 
 GOLDEN = Path(__file__).parent / "golden" / "autoencoder_parameters.txt"

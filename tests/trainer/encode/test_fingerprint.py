@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.encode.fingerprint import clip_digest
+from fluxtrain.contract.run.precision import EncodersConfig
+from fluxtrain.encode.files import clip_digest
 from fluxtrain.errors import DataError
 
 TENSORS = {

@@ -6,13 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fluxtrain.encode.patch import (
-    PatchAutoencoder,
-    load_patch_autoencoder,
-    save_patch_autoencoder,
-)
+from fluxtrain.encode.codec import PatchAutoencoder, load_patch_autoencoder, save_patch_autoencoder
 from fluxtrain.errors import DataError
-from fluxtrain.prepare.openmoji.fit_autoencoder import (
+from fluxtrain.prepare.fit_autoencoder import (
     FitSettings,
     fit_patch_autoencoder,
     init_from_principal_components,

@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from tests.trainer.tiny_encoders import caption, write_clip, write_t5
 from transformers import AutoModel, AutoTokenizer, CLIPTextModel, T5EncoderModel
 
-from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.encode.text import CLIP_LENGTH, TextEncoder, TextModel, load_text_encoder
+from fluxtrain.contract.run.precision import EncodersConfig
+from fluxtrain.encode.text import TextEncoder, TextModel, load_text_encoder
 from fluxtrain.errors import DataError
+from fluxtrain.model.clip import CLIP_LENGTH
 
 CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]
 CPU = torch.device("cpu")

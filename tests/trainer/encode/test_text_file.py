@@ -25,12 +25,12 @@ from tests.trainer.tiny_encoders import (
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.precompute import open_outputs
+from fluxtrain.prepare.preprocess_output import open_outputs
 
 CPU = torch.device("cpu")
 CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]

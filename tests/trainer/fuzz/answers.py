@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.trainer.fuzz.target import Target
 
-from fluxtrain.mlperf.chain import verify
-from fluxtrain.mlperf.chain.record import END, LINE, NONE_BEFORE, START, digest, encode
-from fluxtrain.mlperf.lines import TOKEN
-from fluxtrain.redaction import redacted
-from fluxtrain.remote.http import DownloadError, HttpClient, RetryableError
+from fluxtrain.errors import redacted
+from fluxtrain.fetch.http import DownloadError, HttpClient, RetryableError
+from fluxtrain.mlperf.chain import END, LINE, NONE_BEFORE, START, digest, encode
+from fluxtrain.mlperf.chain_verify import verify
+from fluxtrain.mlperf.compliance import TOKEN
 
 _CLIENT = HttpClient(timeout=1.0, attempts=1)
 _OFFSET = 2

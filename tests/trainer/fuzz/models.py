@@ -14,17 +14,23 @@ from safetensors.torch import load_file, save_file
 from tests.trainer import tiny_encoders
 from tests.trainer.bombs import texts
 from tests.trainer.fuzz.target import Target
-from tests.trainer.other_trainers import ai_toolkit_files, kohya_files, simpletuner_files
+from tests.trainer.imports import ai_toolkit_files, kohya_files, simpletuner_files
 from tests.trainer.tiny_model import save_flux, tiny_model
 from torch import Tensor
 
-from fluxtrain.adapter.file import read_adapter, write_adapter
-from fluxtrain.adapter.layouts import DORA_LAYOUTS, LAYOUTS, PRODUCT_LAYOUTS, from_tensors
-from fluxtrain.adapter.metadata import DIFFUSERS_METADATA
-from fluxtrain.encode.text_file import load_clip_file, load_t5_file
+from fluxtrain.adapter.file import (
+    DIFFUSERS_METADATA,
+    DORA_LAYOUTS,
+    LAYOUTS,
+    PRODUCT_LAYOUTS,
+    from_tensors,
+    read_adapter,
+    write_adapter,
+)
+from fluxtrain.encode.text import load_clip_file, load_t5_file
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.imports.files import import_file
 from fluxtrain.model.flux import Flux
-from fluxtrain.other_trainers.files import import_file
 from fluxtrain.weights.reader import open_weights
 
 _SINGLE = "transformer.single_transformer_blocks.0"

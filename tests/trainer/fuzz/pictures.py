@@ -12,13 +12,11 @@ import pyarrow.parquet as pq
 from PIL import Image
 from tests.trainer.fuzz.target import Read, Target
 
-from fluxtrain.contract.run.table import TableConfig
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.shards import unpack
-from fluxtrain.data.pictures.tables import write_out
-from fluxtrain.remote.pattern import expanded
-from fluxtrain.remote.store import RefusedError
+from fluxtrain.contract.run.data import TableConfig
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.picture import mask_of
+from fluxtrain.data.pictures.tables import unpack, write_out
+from fluxtrain.fetch.stores import RefusedError, expanded
 
 
 def targets() -> dict[str, Target]:

@@ -19,17 +19,16 @@ from tests.trainer.bombs import tables, texts
 from tests.trainer.fuzz import answers, models, pictures
 from tests.trainer.fuzz.target import Read, Target
 
+from fluxtrain.contract.process import read_ranks
 from fluxtrain.contract.resource.document import load_job
-from fluxtrain.contract.stacks import read_ranks
-from fluxtrain.data.images import decode as tar_images
-from fluxtrain.data.layouts import npy
+from fluxtrain.data import images as tar_images
+from fluxtrain.data.formats import mlcommons
 from fluxtrain.data.pictures import picture
-from fluxtrain.data.pictures.captions import read_caption
-from fluxtrain.mlperf.lines import read_lines
+from fluxtrain.data.pictures.folder import read_caption
+from fluxtrain.mlperf.compliance import read_lines
 from fluxtrain.rendezvous.messages import Heartbeat, Reply
-from fluxtrain.safetensors_file import read_header
-from fluxtrain_operator.members import Heard
-from fluxtrain_operator.progress import Progress, read_termination_message
+from fluxtrain.runtime.safetensors import read_header
+from fluxtrain_operator.reports import Heard, Progress, read_termination_message
 
 
 def _images() -> list[bytes]:
@@ -86,7 +85,11 @@ def _tensors() -> list[bytes]:
 
 
 def _cells() -> list[bytes]:
-    return [tables.cell(2, 3), npy.to_bytes(torch.ones(4)), npy.to_bytes(torch.ones(2, 2).half())]
+    return [
+        tables.cell(2, 3),
+        mlcommons.to_bytes(torch.ones(4)),
+        mlcommons.to_bytes(torch.ones(2, 2).half()),
+    ]
 
 
 def _texts(*given: str) -> Callable[[], list[bytes]]:
@@ -167,7 +170,7 @@ def targets() -> dict[str, Target]:
         ),
         "csv": Target("metadata.csv", tables.captions, _texts('file_name,text\na.png,"b, c"\n')),
         "caption": Target("a.txt", read_caption, _texts("a cat", "\ufeffa"), True),
-        "npy": Target("a.npy", lambda path: npy.to_tensor(path.read_bytes()), _cells, True),
+        "npy": Target("a.npy", lambda path: mlcommons.to_tensor(path.read_bytes()), _cells, True),
         "safetensors": Target("a.safetensors", read_header, _tensors),
         "lora": Target("a.safetensors", tables.adapter, _tensors),
         "listing": Target("dataset.json", texts.listed, _texts(_LISTING)),

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fluxtrain.adapter.file import read_adapter
-from fluxtrain.adapter.metadata import DIFFUSERS_METADATA
+from fluxtrain.adapter.file import DIFFUSERS_METADATA, read_adapter
 from fluxtrain.errors import DataError
 from fluxtrain.weights.reader import open_weights
 

@@ -19,12 +19,11 @@ from tests.first_process import catches, first_process
 from tests.trainer.commands import Forked, command, start
 from tests.trainer.outputs import ledger, losses, mlperf_events, mlperf_values
 
-from fluxtrain.contract.launch import ENV_CONFIG, STACKS_SIGNAL, RunPaths
+from fluxtrain.contract.process import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
-from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.rendezvous.messages import Heartbeat, Key
 
 pytestmark = pytest.mark.slow
 

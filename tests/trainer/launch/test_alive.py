@@ -21,15 +21,14 @@ from tests.trainer.commands import start
 from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
-from fluxtrain import checkpoint
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.progress import Phase
+from fluxtrain.contract.process import Phase, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.distributed import World, process_group
+from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.sample import task
 from fluxtrain.sample.task import sample_prompts
-from fluxtrain.train import train
+from fluxtrain.state import checkpoint
+from fluxtrain.train.loop import train
 
 pytestmark = pytest.mark.slow
 

@@ -16,14 +16,13 @@ from tests.paths import MICRO
 from tests.trainer.commands import fluxtrain
 from tests.trainer.outputs import losses
 
-from fluxtrain import run_state
 from fluxtrain.cli import main
-from fluxtrain.data.empty_text import write_empty_text
-from fluxtrain.data.sample_writer import Sample
-from fluxtrain.data.shard_writer import ShardWriter
+from fluxtrain.data.shards import Sample, ShardWriter
+from fluxtrain.data.sources import write_empty_text
 from fluxtrain.errors import EXIT_DIVERGED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.launch import torchrun
-from fluxtrain.safetensors_file import read_header
+from fluxtrain.runtime.safetensors import read_header
+from fluxtrain.state import run_state
 
 pytestmark = pytest.mark.slow
 

@@ -10,13 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fluxtrain.contract.gpu_environment import gpu_environment
+from fluxtrain.contract.process import gpu_environment
 from fluxtrain.launch import environment as module
-from fluxtrain.launch.environment import (
-    describe_environment,
-    has_capability,
-    prepare_for_gpus,
-)
+from fluxtrain.launch.environment import describe_environment, has_capability, prepare_for_gpus
 
 ROOT = "Name:\tpython\nCapInh:\t0\nCapEff:\t000001ffffffffff\n"
 USER = "Name:\tpython\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"

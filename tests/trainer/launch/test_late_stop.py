@@ -14,7 +14,7 @@ from tests.trainer.commands import Forked, environment, run_command
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher import api
 
-from fluxtrain.cli import summary
+from fluxtrain.cli import run as summary
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED
 
 LAUNCH, PRINT_SUMMARY = api.elastic_launch, summary.print_summary

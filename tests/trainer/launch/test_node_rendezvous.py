@@ -10,15 +10,13 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, NodesError, RefusedError
-from fluxtrain.launch import node_rendezvous
-from fluxtrain.launch.node_rendezvous import NodeRendezvous
+from fluxtrain.launch import several_nodes
 from fluxtrain.launch.nodes import Nodes
-from fluxtrain.rendezvous.admission import Admission
+from fluxtrain.launch.several_nodes import NodeRendezvous
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits
-from fluxtrain.rendezvous.messages import Heartbeat
-from fluxtrain.rendezvous.service import Sessions, serve
+from fluxtrain.rendezvous.messages import Heartbeat, Key
+from fluxtrain.rendezvous.service import Admission, Sessions, serve
 
 KEY = b"key of the run"
 SETUP = "fluxtrain 1 with 1 processes and config abc"
@@ -64,7 +62,7 @@ def sessions() -> Sessions:
 @pytest.fixture
 def start(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Return a function that starts a node of a service of two nodes."""
-    monkeypatch.setattr(node_rendezvous, "_REFUSED_SECONDS", 0.5)
+    monkeypatch.setattr(several_nodes, "_REFUSED_SECONDS", 0.5)
     server = serve(sessions, Key(KEY), "127.0.0.1", 0)
     clients: list[Client] = []
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fluxtrain.contract.members import root_cause
-from fluxtrain.launch.restart_cause import num_out_of_memory_kills, restart_cause
+from fluxtrain.contract.process import root_cause
+from fluxtrain.launch.torchrun import num_out_of_memory_kills, restart_cause
 
 FAILED, KILLED, OUT_OF_MEMORY = "ProcessFailed", "ProcessKilled", "ProcessOutOfMemory"
 

@@ -16,8 +16,8 @@ from tests.trainer.commands import Forked, fluxtrain, start
 from tests.trainer.outputs import losses, mlperf_events
 
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE
-from fluxtrain.launch.snapshot_volume import emptied, local_volume
-from fluxtrain.snapshots.free_memory import SHARED_MEMORY
+from fluxtrain.launch.environment import emptied, local_volume
+from fluxtrain.state.free_memory import SHARED_MEMORY
 
 slow = pytest.mark.slow
 STEPS = 120

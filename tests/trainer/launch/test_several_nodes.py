@@ -14,14 +14,8 @@ from tests.paths import MICRO
 from tests.trainer.commands import Forked, start
 from tests.trainer.outputs import ledger, losses, mlperf_values
 
-from fluxtrain.errors import (
-    EXIT_ERROR,
-    EXIT_OK,
-    EXIT_STOPPED,
-    EXIT_STORAGE,
-    EXIT_USAGE,
-)
-from fluxtrain.rendezvous.key_file import KEY_FILE
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
+from fluxtrain.rendezvous.messages import KEY_FILE
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.trainer.rank_processes import proc_with, rank_process
 
-from fluxtrain.contract.stacks import RankProcess, read_ranks
+from fluxtrain.contract.process import RankProcess, read_ranks
 from fluxtrain.launch.stacks import ask_ranks
 
 

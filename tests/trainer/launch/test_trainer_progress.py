@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain.contract.progress import Phase
-from fluxtrain.launch import trainer_progress
-from fluxtrain.launch.trainer_progress import TrainerProgress, are_stalled
-from fluxtrain.report.node_progress import RankProgress
+from fluxtrain.contract.process import Phase
+from fluxtrain.launch import torchrun
+from fluxtrain.launch.torchrun import TrainerProgress, are_stalled
+from fluxtrain.report.progress import RankProgress
 
 NOW = 10_000.0
 
@@ -39,9 +39,9 @@ def test_a_node_stalls_if_all_its_ranks_do(
 
 def test_stacks_are_printed_once_for_each_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, printed, steps = [rank(0, 40)], list[int](), list[list[int]]()
-    monkeypatch.setattr(trainer_progress, "read_ranks", lambda: ranks)
-    monkeypatch.setattr(trainer_progress, "print_stacks", lambda of: printed.append(len(of)))
-    monkeypatch.setattr(trainer_progress.time, "monotonic", lambda: NOW)
+    monkeypatch.setattr(torchrun, "read_ranks", lambda: ranks)
+    monkeypatch.setattr(torchrun, "print_stacks", lambda of: printed.append(len(of)))
+    monkeypatch.setattr(torchrun.time, "monotonic", lambda: NOW)
     progress = TrainerProgress(lambda of: steps.append([rank.step for rank in of]))
     progress.poll()
     progress.poll()

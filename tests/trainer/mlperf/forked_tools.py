@@ -15,7 +15,7 @@ from typing import NoReturn
 
 
 def run_tool(name: str, arguments: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
-    """Run the tool ``name`` as :func:`fluxtrain.mlperf.tools.run_tool` does, without its imports."""
+    """Run the tool ``name`` as :func:`fluxtrain.mlperf.compliance.run_tool` does, without its imports."""
     main = "mlp_compliance" if name == "compliance_checker" else name
     import_module(f"mlperf_logging.{name}.{main}")
     files = [os.memfd_create(stream) for stream in ("stdout", "stderr")]

@@ -11,13 +11,11 @@ from typing import Any
 
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.order import BatchShares
-from fluxtrain.mlperf.facts import RunFacts
-from fluxtrain.mlperf.installed import packages
-from fluxtrain.mlperf.lines import TOKEN, parse
+from fluxtrain.mlperf.compliance import TOKEN, parse
+from fluxtrain.mlperf.evidence import Run
+from fluxtrain.mlperf.facts import NodeRecord, RunFacts, software_facts
 from fluxtrain.mlperf.log import MLPerfLog
-from fluxtrain.mlperf.node_records import NodeRecord
-from fluxtrain.mlperf.review import Run
-from fluxtrain.mlperf.software import software_facts
+from fluxtrain.runtime.installed import packages
 
 EVERY = 262_144
 SIZE = 512

@@ -18,14 +18,12 @@ from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.mlperf import output_volumes
-from fluxtrain.mlperf.campaign.forecast import samples_to_target
-from fluxtrain.mlperf.campaign.jobs import campaign_jobs
-from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
-from fluxtrain.mlperf.output_volumes import read_outputs
-from fluxtrain.mlperf.rcp import reference_point
-from fluxtrain.mlperf.review import read_run
-from fluxtrain.mlperf.review.window import median_window
+from fluxtrain.mlperf import jobs as output_volumes
+from fluxtrain.mlperf.campaign import ObservedRun, campaign_jobs
+from fluxtrain.mlperf.evidence import read_run
+from fluxtrain.mlperf.jobs import read_outputs
+from fluxtrain.mlperf.rcp import reference_point, samples_to_target
+from fluxtrain.mlperf.review.result_rules import median_window
 
 FILE = EXAMPLES / "mlperf-submission.yaml"
 BASE: dict[str, Any] = yaml.safe_load(FILE.read_text())

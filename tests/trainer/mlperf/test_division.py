@@ -14,14 +14,15 @@ from tests.trainer.outputs import mlperf_values
 from tests.trainer.small_runs import ENCODED_RUN, SHARD_SIZE, as_closed, merge_all, write_encoded
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.closed_division import Violation, begins_closed, violations
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_USAGE, ConfigError
-from fluxtrain.mlperf.lines import read_lines
-from fluxtrain.mlperf.machine import node_mark
-from fluxtrain.mlperf.review import Run, rule_findings
-from fluxtrain.safetensors_file import read_header
+from fluxtrain.mlperf.compliance import read_lines
+from fluxtrain.mlperf.evidence import Run
+from fluxtrain.mlperf.facts import node_mark
+from fluxtrain.mlperf.review.review import rule_findings
+from fluxtrain.runtime.safetensors import read_header
 
 AUTO = {"logging": {"mlperf": {"division": "auto"}}}
 RULE = Violation("6.6", "2 of 512 training samples could not be read")

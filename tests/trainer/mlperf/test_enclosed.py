@@ -14,8 +14,8 @@ from tests.trainer.mlperf.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK
-from fluxtrain.mlperf.review import all_rule_findings, read_results
-from fluxtrain.mlperf.review.enclosed import RULES
+from fluxtrain.mlperf.review.package_rules import RULES
+from fluxtrain.mlperf.review.review import all_rule_findings, read_results
 
 CODE = "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
 RESULTS = "results/8xMI300X/flux1"
@@ -88,13 +88,17 @@ def run_field(name: str, given: Mapping[str, Any]) -> Break:
 
 
 BROKEN: list[tuple[str, Break, str]] = [
-    ("a source was edited", added(f"{CODE}/fluxtrain/loss.py", "#"), "sources-are-those-that-ran"),
+    (
+        "a source was edited",
+        added(f"{CODE}/fluxtrain/model/loss.py", "#"),
+        "sources-are-those-that-ran",
+    ),
     (
         "a source was added",
         added(f"{CODE}/fluxtrain/faster.py", ""),
         "sources-are-those-that-ran",
     ),
-    ("a source is gone", gone(f"{CODE}/fluxtrain/loss.py"), "sources-are-those-that-ran"),
+    ("a source is gone", gone(f"{CODE}/fluxtrain/model/loss.py"), "sources-are-those-that-ran"),
     ("the sources are gone", gone(f"{CODE}/fluxtrain"), "sources-are-those-that-ran"),
     (
         "one run of other sources",

@@ -13,9 +13,11 @@ from tests.trainer.mlperf.finished_runs import answers, ten_runs, write_run
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.mlperf import finished_jobs, output_volumes
-from fluxtrain.mlperf import kubectl as kubectl_calls
-from fluxtrain.mlperf.review import FAILED_FILE, all_rule_findings, read_results
+from fluxtrain.mlperf import campaign
+from fluxtrain.mlperf import jobs as kubectl_calls
+from fluxtrain.mlperf import jobs as output_volumes
+from fluxtrain.mlperf.evidence import FAILED_FILE
+from fluxtrain.mlperf.review.review import all_rule_findings, read_results
 
 FAILED = {"type": "Failed", "status": "True", "reason": "ProgramFailed", "message": "of a bad node"}
 Kubectl = Callable[..., str]
@@ -75,7 +77,7 @@ def cluster(outputs: Path, jobs: list[dict[str, Any]]) -> Kubectl:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kubectl], None]:
     def use(kubectl: Kubectl) -> None:
-        for module in (finished_jobs, output_volumes, kubectl_calls):
+        for module in (campaign, output_volumes, kubectl_calls):
             monkeypatch.setattr(module, "kubectl", kubectl)
 
     return use
@@ -118,7 +120,7 @@ def test_a_failed_job_whose_log_has_an_end_is_a_run_like_others(
     write_run(tmp_path / "volume/a", 7, 3, reached=False)
     use(cluster(tmp_path / "volume", [job("a", "Failed", conditions=[FAILED], exitCode=1)]))
     (tmp_path / "runs").mkdir()
-    collected = finished_jobs.collect("campaign=july", None, tmp_path / "runs")
+    collected = campaign.collect("campaign=july", None, tmp_path / "runs")
     assert (collected.folders, collected.failed) == ([tmp_path / "runs/a"], [])
 
 
@@ -128,7 +130,7 @@ def test_a_job_that_is_not_over_is_refused(
 ) -> None:
     use(cluster(tmp_path, [job("a", phase)]))
     with pytest.raises(ConfigError, match=f"a: got '{phase}'; must be Complete or Failed"):
-        finished_jobs.collect("campaign=july", None, tmp_path)
+        campaign.collect("campaign=july", None, tmp_path)
 
 
 def test_nine_runs_and_a_failed_one_are_no_result(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf import finished_jobs
-from fluxtrain.mlperf import kubectl as kubectl_calls
+from fluxtrain.mlperf import campaign
+from fluxtrain.mlperf import jobs as kubectl_calls
 
 OWN = {"metadata": {"name": "job-0123"}, "data": {"config.json": "{}", "pods.json": "{}"}}
 OTHER = {"metadata": {"name": "a"}, "data": {"other": ""}}
@@ -25,10 +25,10 @@ def config_of(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: s
         assert (namespace, arguments[: 1 + len(asked)]) == ("team", ("get", *asked))
         return answer
 
-    for module in (finished_jobs, kubectl_calls):
+    for module in (campaign, kubectl_calls):
         monkeypatch.setattr(module, "kubectl", kubectl)
     job = {"metadata": {"name": "job"}, "status": {"phase": "Complete", **status}}
-    return finished_jobs._config(job, "team")
+    return campaign._config(job, "team")
 
 
 @pytest.mark.parametrize(

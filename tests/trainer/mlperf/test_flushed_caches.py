@@ -10,13 +10,14 @@ from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.mlperf.small_logs import benchmark, open_log
 
-from fluxtrain.contract.launch import ENV_FLUSHED, RunPaths
+from fluxtrain.contract.process import ENV_FLUSHED, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World, process_group
-from fluxtrain.mlperf.flushed_caches import all_flushed, flushed
-from fluxtrain.mlperf.lines import read_lines
-from fluxtrain.mlperf.review import Run, rule_findings
+from fluxtrain.mlperf.compliance import read_lines
+from fluxtrain.mlperf.evidence import Run
+from fluxtrain.mlperf.facts import all_flushed, flushed
+from fluxtrain.mlperf.review.review import rule_findings
+from fluxtrain.parallel.distributed import World, process_group
 
 
 def tell(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:

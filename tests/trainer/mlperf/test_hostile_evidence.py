@@ -17,13 +17,12 @@ from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.mlperf.campaign.jobs import campaign_jobs
-from fluxtrain.mlperf.campaign.observed_runs import ObservedRun
-from fluxtrain.mlperf.campaign.report import report
+from fluxtrain.mlperf.campaign import ObservedRun, campaign_jobs, report
+from fluxtrain.mlperf.compliance import MAX_BYTES, TOKEN
+from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.implementation import ran_software
-from fluxtrain.mlperf.kubectl import items
-from fluxtrain.mlperf.lines import MAX_BYTES, TOKEN
-from fluxtrain.mlperf.review import Result, Run, all_rule_findings, read_results, render
+from fluxtrain.mlperf.jobs import items
+from fluxtrain.mlperf.review.review import all_rule_findings, read_results, render
 
 BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())
 NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, -(10**400), True, -1, 0)

@@ -25,6 +25,8 @@ from fluxtrain.cli import _parser
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.mlperf.evidence import Run, read_finished_run
+from fluxtrain.mlperf.facts import SOURCE, NodeRecord, source_digest
 from fluxtrain.mlperf.implementation import (
     Software,
     Statements,
@@ -33,11 +35,8 @@ from fluxtrain.mlperf.implementation import (
     ran_software,
     write_implementation,
 )
-from fluxtrain.mlperf.installed import differences, packages
-from fluxtrain.mlperf.node_records import NodeRecord
-from fluxtrain.mlperf.ran_job import RAN_JOB_FILE, image_of, ran_job
-from fluxtrain.mlperf.review import Run, read_finished_run
-from fluxtrain.mlperf.software import SOURCE, source_digest
+from fluxtrain.mlperf.jobs import RAN_JOB_FILE, image_of, ran_job
+from fluxtrain.runtime.installed import differences, packages
 
 IMAGE = f"registry.example.org/fluxtrain/trainer@sha256:{'0a' * 32}"
 DESCRIPTION = {**SYSTEM, "system_name": "8xMI300X"}

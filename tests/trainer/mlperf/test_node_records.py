@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 from tests.trainer.commands import fluxtrain
 
-from fluxtrain.distributed import World
-from fluxtrain.mlperf import node_records
-from fluxtrain.mlperf.installed import packages
-from fluxtrain.mlperf.lines import read_lines
-from fluxtrain.mlperf.machine import node_facts
-from fluxtrain.mlperf.node_records import NodeRecord
-from fluxtrain.mlperf.software import SOURCE, revision, source_digest
+from fluxtrain.mlperf import facts as node_records
+from fluxtrain.mlperf.compliance import read_lines
+from fluxtrain.mlperf.facts import SOURCE, NodeRecord, node_facts, revision, source_digest
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.installed import packages
 
 
 def files(root: Path, contents: dict[str, str]) -> None:

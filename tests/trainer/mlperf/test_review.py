@@ -23,9 +23,9 @@ from tests.trainer.mlperf.good_run import (
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.mlperf.review import RULES, Result, chained, enclosed, rule_findings
-from fluxtrain.mlperf.review.review import result_findings
-from fluxtrain.mlperf.review.waivers import parse
+from fluxtrain.mlperf.evidence import Result
+from fluxtrain.mlperf.review import package_rules, run_rules
+from fluxtrain.mlperf.review.review import RULES, parse, result_findings, rule_findings
 
 Break = Callable[[Evidence], object]
 HOUR = 3_600_000
@@ -699,5 +699,5 @@ def test_every_rule_is_in_a_table() -> None:
     of_packages |= {"accelerators-make-the-batch", "configuration-is-enclosed", "code-is-enclosed"}
     of_packages |= {"median-of-the-windows", "description-is-enclosed"}
     of_packages |= {"description-is-of-each-node"}
-    of_packages |= {rule.name for rule in (*enclosed.RULES, *chained.RULES)}
+    of_packages |= {rule.name for rule in (*package_rules.RULES, *run_rules.CHAINED_RULES)}
     assert RULES - tested == of_packages | {"compliance-checker", "package-checkers"}

@@ -17,10 +17,10 @@ from tests.trainer.mlperf.finished_runs import answers, ten_runs
 from fluxtrain.cli import main
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
-from fluxtrain.mlperf import tools
-from fluxtrain.mlperf.machine import machine_facts
-from fluxtrain.mlperf.system import FIELDS
-from fluxtrain.mlperf.tools import run_tool
+from fluxtrain.mlperf import compliance
+from fluxtrain.mlperf.compliance import run_tool
+from fluxtrain.mlperf.facts import machine_facts
+from fluxtrain.mlperf.package import FIELDS
 
 
 @dataclass
@@ -74,7 +74,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     ruleset: str, closed: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ruleset == "6.1.0":  # once with the programs themselves
-        monkeypatch.setattr(tools, "run_tool", run_tool)
+        monkeypatch.setattr(compliance, "run_tool", run_tool)
     code, output = closed.package("--ruleset", ruleset)
     assert code == EXIT_OK, output
     names = "system_desc_checker package_checker rcp_checker result_summarizer repo_checker"
@@ -90,7 +90,7 @@ def test_ten_runs_become_a_package_that_every_tool_accepts_and_that_is_not_overw
     results = organisation / "results" / "8xMI300X" / "flux1"
     assert len(list(results.glob("result_*.txt"))) == 10
     implementation = organisation / "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
-    assert (implementation / "fluxtrain" / "train.py").exists()
+    assert (implementation / "fluxtrain" / "errors.py").exists()
     assert json.loads((implementation / "config_3.json").read_text())["seed"] == 103
     statement = (implementation / "deviations.md").read_text()
     assert "| RoPE angles |" in statement

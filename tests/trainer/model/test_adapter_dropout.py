@@ -10,11 +10,10 @@ from tests.trainer.tiny_model import tiny_model
 from torch import Tensor
 
 from fluxtrain.contract.run.adapter import AdapterConfig
-from fluxtrain.model.adapted_layers import adapted_layers
-from fluxtrain.model.adapter_dropout import AdapterDropout, adapter_keys
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.lora import add_adapters, is_adapter, set_keys
-from fluxtrain.parallelize import recompute_activations
+from fluxtrain.model.layers import adapted_layers
+from fluxtrain.model.lora import AdapterDropout, adapter_keys, add_adapters, is_adapter, set_keys
+from fluxtrain.parallel.parallelize import recompute_activations
 
 MODEL = tiny_model(depth=1, depth_single_blocks=1)
 ADAPTER = AdapterConfig(rank=4, dropout=0.2, rank_dropout=0.25, module_dropout=0.3)

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from fluxtrain.attention_backend import attention_backend
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.fp8 import use_fp8
-from fluxtrain.model.block_moments import double_block_moments, single_block_moments
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
+from fluxtrain.model.cost import double_block_moments, single_block_moments
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.fp8 import use_fp8
+from fluxtrain.parallel.compile import attention_backend
 
 CPU = torch.device("cpu")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

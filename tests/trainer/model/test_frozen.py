@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
-from fluxtrain.model.adapted_layers import linear_layers
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.frozen import STORAGE, UNIT, base_weight, quantized
+from fluxtrain.model.fp8 import STORAGE, UNIT, base_weight, quantized
+from fluxtrain.model.layers import linear_layers
 from fluxtrain.model.lora import is_adapter
-from fluxtrain.parallelize import build_model
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.parallelize import build_model
 
 ADAPTERS = {
     "lora": {"rank": 4, "split_qkv": True},

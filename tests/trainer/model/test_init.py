@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.trainer.tiny_model import initialised, tiny_model
 
-from fluxtrain.model.init import initial_value
-from fluxtrain.model.latents import image_ids, text_ids
+from fluxtrain.model.flux import image_ids, text_ids
+from fluxtrain.model.parameters import initial_value
 
 CONFIG = tiny_model(
     vec_in_dim=96,
@@ -23,7 +23,7 @@ QKV = "double_blocks.0.img_attn.qkv.weight"
 
 
 def rule(name: str) -> str:
-    """Return the distribution of ``name`` in the table of model/init.py."""
+    """Return the distribution of ``name`` in the table of model/parameters.py."""
     *path, kind = name.split(".")
     if kind == "scale":
         return "one"

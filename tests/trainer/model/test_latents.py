@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import FluxPipeline
 
-from fluxtrain.model.latents import image_ids, pack, text_ids, unpack
+from fluxtrain.model.flux import image_ids, pack, text_ids, unpack
 
 SIZES = [(16, 4, 6), (4, 2, 2), (16, 32, 32), (16, 96, 160)]
 

@@ -16,14 +16,15 @@ from torch import nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import (
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import (
     AdaptedLayer,
+    Kronecker,
     adapted_layers,
     count_adapter_parameters,
+    divided,
 )
-from fluxtrain.model.flux import Flux
-from fluxtrain.model.init import initial_value
-from fluxtrain.model.kronecker import Kronecker, divided
+from fluxtrain.model.parameters import initial_value
 
 MODEL = tiny_model(depth=1, depth_single_blocks=1)
 CASES = {

@@ -16,15 +16,10 @@ from torch.optim import AdamW
 
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks, selected_blocks
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import (
-    AdaptedLayer,
-    adapted_layers,
-    count_adapter_parameters,
-)
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.init import initial_value
+from fluxtrain.model.layers import AdaptedLayer, adapted_layers, count_adapter_parameters
 from fluxtrain.model.lora import DoraLinear, add_adapters, is_adapter, measure
-from fluxtrain.model.parameters import count_parameters, described_parameters
+from fluxtrain.model.parameters import count_parameters, described_parameters, initial_value
 
 MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
 SPLIT = AdapterConfig(rank=4, alpha=6.0, split_qkv=True)

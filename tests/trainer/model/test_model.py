@@ -15,7 +15,7 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.presets import FLOAT32_EPS
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model import flux
-from fluxtrain.model.attention import QKNorm, RMSNorm, Rotation
+from fluxtrain.model.blocks import QKNorm, RMSNorm, Rotation
 from fluxtrain.model.flux import Flux
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.trainer import in_process
+from tests.trainer.fetch.conftest import point_at
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import cache, config, write_pictures
 from tests.trainer.picture_cache.remote_pictures import COUNT, shard
-from tests.trainer.remote.conftest import point_at
-from tests.trainer.remote.servers import FileServer
 from tests.trainer.tiny_encoders import write_encoders
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ import numpy as np
 from PIL import Image
 from tests.trainer.tiny_encoders import SIDE, TOKENS, caption, small_image
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.distributed import StopRequest, World, process_group
-from fluxtrain.picture_cache import CachedPictures, cache_pictures
+from fluxtrain.parallel.distributed import StopRequest, World, process_group
+from fluxtrain.picture_cache.stage import cache_pictures
+from fluxtrain.picture_cache.work import CachedPictures
 
 RUN: dict[str, Any] = {
     "preset": "micro",

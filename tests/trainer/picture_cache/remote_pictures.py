@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from tests.trainer import ranks
 from tests.trainer.picture_cache.folders import config
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
 

@@ -15,12 +15,12 @@ from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import config, file_of, noise, write_pictures
 from tests.trainer.tiny_encoders import SIDE, write_encoders
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.pictures.dataset import PictureDataset
-from fluxtrain.distributed import StopRequest, World
 from fluxtrain.errors import DataError
-from fluxtrain.picture_cache import cache_pictures
+from fluxtrain.parallel.distributed import StopRequest, World
+from fluxtrain.picture_cache.stage import cache_pictures
 
 COUNT, BATCH, REPEATS = 5, 4, 3
 EPOCHS: dict[str, Any] = {"data": {"repeats": REPEATS}, "schedule": {"epochs": 3}}

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
+from tests.trainer.fetch.conftest import environment
+from tests.trainer.fetch.servers import COMMIT, FileServer
 from tests.trainer.picture_cache.folders import cache, cache_together, config
 from tests.trainer.picture_cache.remote_pictures import (
     BUCKET,
@@ -24,14 +26,12 @@ from tests.trainer.picture_cache.remote_pictures import (
     run_of,
     table,
 )
-from tests.trainer.remote.conftest import environment
-from tests.trainer.remote.servers import COMMIT, FileServer
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.distributed import World
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.picture_cache import check_pictures
+from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.fetching import PINS
+from fluxtrain.picture_cache.stage import check_pictures
 
 
 def test_every_source_gives_the_encodings_of_the_folder(
@@ -183,7 +183,7 @@ def test_the_commit_of_a_run_stays_what_it_was(
 ) -> None:
     run = run_of(paths, HUB)
     cache(run, paths, World.alone())
-    monkeypatch.setattr("tests.trainer.remote.servers.COMMIT", "d" * 40)
+    monkeypatch.setattr("tests.trainer.fetch.servers.COMMIT", "d" * 40)
     cache(run, paths, World.alone())
     pins = json.loads((paths.output / PINS).read_text())
     assert pins[HUB]["pinned"].endswith(COMMIT)

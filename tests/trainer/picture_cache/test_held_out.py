@@ -14,13 +14,13 @@ from tests.trainer.picture_cache.folders import cache, config, write_pictures
 from tests.trainer.ranks import finish, output_of, train_alone, train_together
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.pictures.held_out import held_out
-from fluxtrain.data.pictures.training_set import FILE
-from fluxtrain.distributed import StopRequest, World
+from fluxtrain.data.pictures.dataset import FILE
+from fluxtrain.data.pictures.subset import held_out
 from fluxtrain.errors import ConfigError
-from fluxtrain.picture_cache import cache_pictures
+from fluxtrain.parallel.distributed import StopRequest, World
+from fluxtrain.picture_cache.stage import cache_pictures
 
 COUNT = 9
 HASHES = [f"{number:064x}" for number in range(40)]

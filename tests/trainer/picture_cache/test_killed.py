@@ -17,7 +17,7 @@ from tests.trainer.picture_cache.folders import config, write_pictures
 from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import save_flux
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 
 KILLS, STEPS, PICTURES = int(os.environ.get("KILLS", "3")), 12, 9

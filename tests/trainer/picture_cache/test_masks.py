@@ -14,22 +14,21 @@ from cluster.free_ports import free_port
 from PIL import Image
 from tests.trainer import in_process, ranks
 from tests.trainer.cli.bad_pictures import tar
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, config, file_of, noise, write_pictures
-from tests.trainer.remote.servers import FileServer
 from tests.trainer.tiny_encoders import SIDE, write_encoders
 
-from fluxtrain import flow
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.data.buckets import Placement
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.loader import build
+from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import PictureDataset
-from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.picture import PictureError
-from fluxtrain.distributed import World
-from fluxtrain.draws import Draw
+from fluxtrain.data.pictures.picture import PictureError, mask_of
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.picture_cache import check_pictures
+from fluxtrain.model import loss
+from fluxtrain.parallel.distributed import World
+from fluxtrain.picture_cache.stage import check_pictures
+from fluxtrain.runtime.draws import Draw
 
 COUNT = 4
 MASKS: dict[str, Any] = {"masks": "masks", "cache": "../shared"}
@@ -69,9 +68,9 @@ def test_the_loss_is_weighted_as_kohya_s() -> None:
     pixels = torch.rand(3, 64, 48, generator=rng)
     mask = torch.stack([area(each, 8, 6) for each in pixels])
     expected = ((prediction - target) ** 2 * mask.unsqueeze(1)).mean([1, 2, 3])
-    torch.testing.assert_close(flow.sample_losses(prediction, target, mask), expected)
-    whole = flow.sample_losses(prediction, target, torch.ones(3, 8, 6))
-    assert whole.equal(flow.sample_losses(prediction, target))
+    torch.testing.assert_close(loss.sample_losses(prediction, target, mask), expected)
+    whole = loss.sample_losses(prediction, target, torch.ones(3, 8, 6))
+    assert whole.equal(loss.sample_losses(prediction, target))
 
 
 @pytest.mark.parametrize("is_flipped", [False, True])

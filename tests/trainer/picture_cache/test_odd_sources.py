@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import file_of, noise
 from tests.trainer.picture_cache.remote_pictures import run_of
-from tests.trainer.remote.servers import FileServer
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.distributed import StopRequest, World
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.errors import FluxtrainError
-from fluxtrain.picture_cache import cache_pictures, check_pictures
+from fluxtrain.parallel.distributed import StopRequest, World
+from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
 
 
 def png(number: int) -> bytes:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 from tests.trainer.cli.bad_pictures import tar
+from tests.trainer.fetch.conftest import point_at
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import config, write_pictures
-from tests.trainer.remote.conftest import point_at
-from tests.trainer.remote.servers import FileServer
 
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
-from fluxtrain.distributed import StopRequest, World
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.errors import ConfigError
-from fluxtrain.picture_cache import CachedPictures, cache_pictures, check_pictures
+from fluxtrain.parallel.distributed import StopRequest, World
+from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
+from fluxtrain.picture_cache.work import CachedPictures
 
 COUNT = 5
 BUCKET = "s3://bucket/set"

@@ -26,12 +26,12 @@ from tests.trainer.picture_cache.folders import (
 )
 from tests.trainer.tiny_encoders import SIDE, TOKENS, caption, write_encoders
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.pictures.dataset import PictureDataset
-from fluxtrain.distributed import World
 from fluxtrain.encode.codec import load_codec
 from fluxtrain.encode.text import load_text_encoder
+from fluxtrain.parallel.distributed import World
 
 COUNT = 13
 

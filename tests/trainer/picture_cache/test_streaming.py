@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
+from tests.trainer.fetch.conftest import environment
+from tests.trainer.fetch.servers import FileServer
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache_together, file_of, noise
 from tests.trainer.picture_cache.remote_pictures import (
@@ -25,15 +27,13 @@ from tests.trainer.picture_cache.remote_pictures import (
     shard,
     table,
 )
-from tests.trainer.remote.conftest import environment
-from tests.trainer.remote.servers import FileServer
 
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER, RunPaths
-from fluxtrain.distributed import StopRequest, World
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError, StorageError
-from fluxtrain.picture_cache import cache_pictures, check_pictures
+from fluxtrain.fetch.http import DownloadError
+from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.picture_cache.check import run_pictures
-from fluxtrain.remote.http import DownloadError
+from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
 
 SHARDS = "s3://bucket/shards"
 STREAM = {"download": {"stream": True}}

@@ -13,7 +13,7 @@ from tests.trainer import in_process, ranks
 from tests.trainer.picture_cache.folders import RUN, config, write_pictures
 from tests.trainer.tiny_encoders import write_encoders
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.launch.torchrun import check_before_starting

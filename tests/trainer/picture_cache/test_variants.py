@@ -17,14 +17,14 @@ from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, config, file_of, write_pictures
 from tests.trainer.tiny_encoders import SIDE, TOKENS, small_image, write_encoders
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.loader import build, training_order
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.pictures.picture import decode
-from fluxtrain.distributed import World
-from fluxtrain.draws import Draw, training_draw
 from fluxtrain.encode.codec import load_codec
 from fluxtrain.encode.text import load_text_encoder
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.draws import Draw, training_draw
 
 COUNT = 3
 VARIANTS: dict[str, Any] = {

@@ -12,13 +12,12 @@ from tests.trainer.data.small_runs import batches, image_run
 from tests.trainer.small_runs import ENCODED_RUN, merge_all, write_encoded
 from tests.trainer.tiny_encoders import write_images
 
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.data.loader import training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
-from fluxtrain.encode.sizes import (
+from fluxtrain.encode.files import (
     CLIP_L,
     MINILM_PARAMETERS,
     T5_XXL,
@@ -26,11 +25,11 @@ from fluxtrain.encode.sizes import (
     encoder_bytes,
     t5_parameters,
 )
-from fluxtrain.plan import make_plan, render
-from fluxtrain.plan.batch import copied_bytes, held_bytes
-from fluxtrain.plan.memory import memory
-from fluxtrain.safetensors_file import open_safetensors, read_shapes
-from fluxtrain.verify.encoders import empty_encoders, modules_of
+from fluxtrain.plan.estimate import make_plan
+from fluxtrain.plan.measurement import empty_encoders, modules_of
+from fluxtrain.plan.memory import copied_bytes, held_bytes, memory
+from fluxtrain.plan.table import render
+from fluxtrain.runtime.safetensors import open_safetensors, read_shapes
 
 RAW = {"preset": "mlperf-schnell-raw", "logging": {"mlperf": {"division": "open"}}}
 WITHOUT_EVALUATION = {"every_samples": 0, "at_start": False, "at_end": False}

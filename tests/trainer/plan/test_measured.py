@@ -11,14 +11,15 @@ from tests.paths import MICRO
 from tests.trainer.benchmark.fake_machine import FakeMachine
 
 from fluxtrain.benchmark.results import JSON_FILE, Results
-from fluxtrain.benchmark.study import Study
+from fluxtrain.benchmark.task import Study
 from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
 from fluxtrain.model.flops import training_flops
-from fluxtrain.plan import MeasuredSpeeds, Plan, make_plan, render
+from fluxtrain.parallel.distributed import World
+from fluxtrain.plan.estimate import MeasuredSpeeds, Plan, make_plan
+from fluxtrain.plan.table import render
 
 ALONE = World.alone()
 

@@ -11,12 +11,12 @@ import yaml
 from tests.trainer.picture_cache.folders import RUN, config, write_pictures
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.pictures.subset import list_subsets
 from fluxtrain.picture_cache.check import check_run, run_pictures
 from fluxtrain.plan import pictures as module
-from fluxtrain.plan import plan_pictures
+from fluxtrain.plan.pictures import plan_pictures
 
 COUNT = 7
 VARIANTS = {"flip": True, "crops": 3, "captions": 4, "shuffle_caption": True}

@@ -13,32 +13,26 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from fluxtrain.attention_backend import attention_backend
 from fluxtrain.cli import main
-from fluxtrain.compilation import blocks
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.run.sharding import Sharding
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.fp8 import use_fp8
-from fluxtrain.gpus import GPUS, peak_flops
-from fluxtrain.model import adapted_layers, latents
-from fluxtrain.model.activations import (
-    activation_bytes,
-    saved_by_double_block,
-    saved_by_single_block,
-)
-from fluxtrain.model.adapted_layers import linear_layers
-from fluxtrain.model.attention import rotation
-from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
+from fluxtrain.model import flux as latents
+from fluxtrain.model import layers
+from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock, rotation
+from fluxtrain.model.cost import activation_bytes, saved_by_double_block, saved_by_single_block
+from fluxtrain.model.flops import recomputed_blocks
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.fp8 import use_fp8
+from fluxtrain.model.layers import linear_layers
 from fluxtrain.model.parameters import count_parameters
-from fluxtrain.model.recomputation import recomputed_blocks
-from fluxtrain.parallelize import recompute_activations
-from fluxtrain.plan import make_plan, render
-from fluxtrain.plan.estimate import USABLE
+from fluxtrain.parallel.compile import attention_backend, blocks
+from fluxtrain.parallel.parallelize import recompute_activations
+from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank
+from fluxtrain.plan.estimate import USABLE, make_plan
 from fluxtrain.plan.memory import Memory, memory
-from fluxtrain.traffic import sent_by_node, sent_by_rank
+from fluxtrain.plan.table import render
+from fluxtrain.runtime.devices import GPUS, peak_flops
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -699,6 +693,6 @@ def test_the_adapters_of_a_deep_model_are_listed_a_few_times_only(
         calls.append(arguments)
         return linear_layers(*arguments)
 
-    monkeypatch.setattr(adapted_layers, "linear_layers", counted)
+    monkeypatch.setattr(layers, "linear_layers", counted)
     make_plan(resolve({"preset": "dev-lora", "adapter": {"rank": 7}}), 2, 8)
     assert 0 < len(calls) < 10

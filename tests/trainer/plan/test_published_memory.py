@@ -9,7 +9,7 @@ import yaml
 from tests.paths import ROOT
 
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.plan import make_plan
+from fluxtrain.plan.estimate import make_plan
 
 PUBLISHED = {4: 27, 8: 39, 16: 63, 32: 112, 48: 162, 56: 186, 60: 196}
 """Peak memory in GB by batch size, of a public guide to kohya's sd-scripts on one MI300X."""

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.run.sharding import Sharding
-from fluxtrain.distributed import World
-from fluxtrain.gpus import GPUS, memory_of
-from fluxtrain.plan import make_plan, render
-from fluxtrain.plan.memory import memory
-from fluxtrain.plan.resharding import ROOM, settle_resharding, settle_resharding_of
+from fluxtrain.parallel.distributed import World
+from fluxtrain.plan.estimate import make_plan
+from fluxtrain.plan.memory import ROOM, memory, settle_resharding, settle_resharding_of
+from fluxtrain.plan.table import render
+from fluxtrain.runtime.devices import GPUS, memory_of
 
 CUDA = torch.device("cuda", 0)
 

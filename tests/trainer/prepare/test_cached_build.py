@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fluxtrain.prepare.openmoji.cached_build import build_cached, is_cached
-from fluxtrain.prepare.progress import Advance
+from fluxtrain.prepare.openmoji import build_cached, is_cached
+from fluxtrain.runtime.progress_bar import Advance
 
 
 def build_file(

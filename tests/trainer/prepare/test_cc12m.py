@@ -25,12 +25,17 @@ from tests.trainer.prepare.raw_cc12m import UNUSABLE, USABLE, parts, write_raw_c
 from tests.trainer.ranks import made_in
 
 from fluxtrain.cli import main
-from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.data.images import TarImages
 from fluxtrain.errors import ConfigError, DataError, StorageError
-from fluxtrain.files import exclusive_lock
-from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
-from fluxtrain.prepare.cc12m.image import RejectedError, clean
-from fluxtrain.prepare.cc12m.source import FolderSource, open_source
+from fluxtrain.prepare.cc12m import (
+    FolderSource,
+    RejectedError,
+    clean,
+    open_source,
+    prepare_cc12m,
+    read_problematic,
+)
+from fluxtrain.runtime.files import exclusive_lock
 
 
 def reference_pixels(content: bytes) -> np.ndarray[Any, Any]:

@@ -23,10 +23,9 @@ from tests.trainer.prepare.raw_coco import (
 )
 from tests.trainer.ranks import made_in
 
-from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.data.images import TarImages
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.prepare.coco.build import prepare_coco
-from fluxtrain.prepare.coco.subset import Annotation, read_annotations, subset, tsv
+from fluxtrain.prepare.coco import Annotation, prepare_coco, read_annotations, subset, tsv
 
 
 def select_with_pandas(rows: list[dict[str, Any]], num_samples: int) -> pd.DataFrame:

@@ -13,8 +13,8 @@ from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
-from fluxtrain.prepare.coco import archives
-from fluxtrain.prepare.coco.archives import ANNOTATIONS, IMAGES
+from fluxtrain.prepare import coco
+from fluxtrain.prepare.coco import ANNOTATIONS, IMAGES
 
 SAMPLES = ("--samples", "16", "--workers", "1")
 Capture = pytest.CaptureFixture[str]
@@ -33,7 +33,7 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 file.write(path, path.relative_to(folder / "unpacked"))
             file.writestr("../outside", "x")
         digests[name] = hashlib.sha1((folder / name).read_bytes()).hexdigest()
-    monkeypatch.setattr(archives, "SHA1", digests)
+    monkeypatch.setattr(coco, "SHA1", digests)
     return folder
 
 
@@ -42,7 +42,7 @@ def tars(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_known_checksums_are_those_of_the_references_script() -> None:
-    assert archives.SHA1 == {
+    assert coco.SHA1 == {
         "val2014.zip": "fbedd73593f242db65cce6bcefde193fcedcc5c0",
         "annotations_trainval2014.zip": "8e0b9df54c175f1688400e98d1a97f292e726870",
     }
@@ -77,7 +77,7 @@ def test_another_archive_of_the_name_is_refused(raw: Path, tmp_path: Path, capsy
     assert main(["prepare", "coco", *options]) == EXIT_ERROR
     errors = capsys.readouterr().err
     assert "val2014.zip: its SHA1 is" in errors
-    assert archives.SHA1[IMAGES] in errors
+    assert coco.SHA1[IMAGES] in errors
     assert not (tmp_path / "set").exists()
 
 
@@ -87,8 +87,8 @@ def test_an_archive_without_an_image_is_refused(
     empty = io.BytesIO()
     zipfile.ZipFile(empty, "w").close()
     (raw / IMAGES).write_bytes(empty.getvalue())
-    digests = {**archives.SHA1, IMAGES: hashlib.sha1(empty.getvalue()).hexdigest()}
-    monkeypatch.setattr(archives, "SHA1", digests)
+    digests = {**coco.SHA1, IMAGES: hashlib.sha1(empty.getvalue()).hexdigest()}
+    monkeypatch.setattr(coco, "SHA1", digests)
     options = ("--archives", str(raw), "--output", str(tmp_path / "set"), *SAMPLES)
     assert main(["prepare", "coco", *options]) == EXIT_USAGE
     assert "There is no item named" in capsys.readouterr().err

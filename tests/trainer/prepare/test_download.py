@@ -39,17 +39,16 @@ from tests.trainer.prepare.raw_cc12m import parts, photo, saved, write_tar
 
 from fluxtrain.cli import main
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.prepare.cc12m.build import prepare_cc12m
-from fluxtrain.prepare.cc12m.source import open_source
-from fluxtrain.prepare.download.download import download
-from fluxtrain.prepare.download.hub import open_hub
-from fluxtrain.prepare.download.manifest import (
+from fluxtrain.fetch.http import DownloadError, HttpClient
+from fluxtrain.prepare.cc12m import open_source, prepare_cc12m
+from fluxtrain.prepare.download import (
     _require_no_downgrade,
+    download,
+    open_hub,
     parse,
     path_fault,
     read_manifest,
 )
-from fluxtrain.remote.http import DownloadError, HttpClient
 
 FILES = {f"part/file-{i}.bin": random.Random(i).randbytes(200_000 + i) for i in range(3)}
 FILES["empty.bin"] = b""

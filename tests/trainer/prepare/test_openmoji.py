@@ -13,10 +13,10 @@ from PIL import Image
 from tests.paths import ROOT
 
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.images import TarImages
 from fluxtrain.data.shard_dataset import ShardDataset
-from fluxtrain.data.tar.dataset import TarImages
-from fluxtrain.encode.patch import PatchAutoencoder, save_patch_autoencoder
-from fluxtrain.prepare.openmoji.build import (
+from fluxtrain.encode.codec import PatchAutoencoder, save_patch_autoencoder
+from fluxtrain.prepare.openmoji import (
     NUM_SKIN_TONES,
     NUM_VALIDATION_BASES,
     _draw,
@@ -24,9 +24,14 @@ from fluxtrain.prepare.openmoji.build import (
     _parts,
     _svg_folder,
     _text_encoder,
+    base,
+    caption,
+    choose,
+    draw_night,
+    read_catalogue,
+    split,
+    with_white_outlines,
 )
-from fluxtrain.prepare.openmoji.catalogue import base, caption, read_catalogue, split
-from fluxtrain.prepare.openmoji.night import choose, draw_night, with_white_outlines
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxtrain.prepare import progress
-from fluxtrain.prepare.progress import progress_bar
+from fluxtrain.runtime import progress_bar as progress
+from fluxtrain.runtime.progress_bar import progress_bar
 
 
 def test_without_a_terminal_a_line_is_logged_every_ten_seconds(

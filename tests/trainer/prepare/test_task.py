@@ -16,11 +16,10 @@ from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
 from tests.trainer.ranks import made_in
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE, RunPaths
+from fluxtrain.contract.process import ENV_TERMINATION_MESSAGE, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, ConfigError
-from fluxtrain.prepare.cc12m.build import prepare_cc12m
-from fluxtrain.prepare.cc12m.source import FolderSource
+from fluxtrain.prepare.cc12m import FolderSource, prepare_cc12m
 from fluxtrain.prepare.task import open_task, prepare
 
 

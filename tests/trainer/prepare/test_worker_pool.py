@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fluxtrain.errors import DataError, FluxtrainError
-from fluxtrain.prepare.worker_pool import map_in_order
+from fluxtrain.prepare.work import map_in_order
 
 
 def squared(number: int) -> int:
@@ -101,7 +101,7 @@ def test_closing_kills_busy_workers() -> None:
 
 PARENT = """
 import time
-from fluxtrain.prepare.worker_pool import map_in_order
+from fluxtrain.prepare.work import map_in_order
 if __name__ == "__main__":
     list(map_in_order(time.sleep, [1000, 1000], 2))
 """

@@ -10,12 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from fluxtrain.rendezvous.messages import (
-    MAX_BYTES,
-    PATH,
-    SIGNATURE_HEADER,
-    request_signature,
-)
+from fluxtrain.rendezvous.messages import MAX_BYTES, PATH, SIGNATURE_HEADER, request_signature
 
 ADDRESSES = [f"127.0.0.{number}" for number in range(2, 66)]
 """Of attackers; honest agents have 127.0.0.1."""

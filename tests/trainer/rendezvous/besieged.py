@@ -19,10 +19,9 @@ from typing import Any
 from cluster.free_ports import free_port
 from tests.trainer.rendezvous.attacks import Target, post
 
-from fluxtrain.contract.members import MEMBERS_PATH
+from fluxtrain.contract.process import MEMBERS_PATH
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
-from fluxtrain.rendezvous.messages import Heartbeat, request_signature
+from fluxtrain.rendezvous.messages import Heartbeat, Key, request_signature
 
 KEY = b"0123456789abcdef" * 4
 SOFT_LIMIT = 1024

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fluxtrain.rendezvous.admission import Admission
 from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.rendezvous.service import Admission
 
 
 def beat(

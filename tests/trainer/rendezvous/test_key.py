@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fluxtrain.rendezvous import key as key_module
+from fluxtrain.rendezvous import messages as key_module
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits
-from fluxtrain.rendezvous.messages import Heartbeat, request_signature
+from fluxtrain.rendezvous.messages import Heartbeat, Key, request_signature
 from fluxtrain.rendezvous.service import Sessions, serve
 
 OLD, NEW = b"the first key", b"the second key"

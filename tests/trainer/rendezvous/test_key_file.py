@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous.key_file import create_key, wait_for_key
+from fluxtrain.rendezvous.messages import create_key, wait_for_key
 
 
 def test_a_key_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:

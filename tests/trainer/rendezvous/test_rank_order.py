@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import pytest
 from tests.trainer.rendezvous.simulated_agents import Agents
 
-from fluxtrain.contract.places import natural, read_places, write_places
+from fluxtrain.contract.process import natural, read_places, write_places
 from fluxtrain.rendezvous.membership import Limits, Membership
-from fluxtrain.rendezvous.messages import Heartbeat
-from fluxtrain.rendezvous.rank_order import rank_order_key
+from fluxtrain.rendezvous.messages import Heartbeat, rank_order_key
 
 
 @pytest.mark.parametrize(

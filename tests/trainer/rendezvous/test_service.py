@@ -14,23 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from fluxtrain.contract.places import read_places, write_places
+from fluxtrain.contract.process import read_places, write_places
 from fluxtrain.errors import StorageError
+from fluxtrain.rendezvous import http_server
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
+    Key,
     RankReport,
     Reply,
     reply_signature,
     request_signature,
 )
 from fluxtrain.rendezvous.service import _MAX_WORLDS, Sessions, serve, serve_members
-from fluxtrain.serving import connections
 
 KEY = b"key of the job"
 
@@ -441,7 +441,7 @@ def test_connections_that_send_slowly_keep_nobody_out(
                 connection.send(b"GET /members HTTP/1.1\r\n")
         assert service.get("/healthz") == (200, b"ok\n")
         assert len(service.status.connections) <= 8
-        monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.5)
+        monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.5)
         slow = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
         deadline = time.monotonic() + 60
         with suppress(ConnectionError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.trainer.rendezvous.simulated_agents import agents
 
-from fluxtrain.contract.members import MAX_RESTARTS
+from fluxtrain.contract.process import MAX_RESTARTS
 from fluxtrain.rendezvous.membership import Limits, Membership
 from fluxtrain.rendezvous.messages import Heartbeat, Restart
 

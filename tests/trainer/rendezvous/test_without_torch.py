@@ -14,8 +14,7 @@ from cluster.free_ports import free_port
 from tests.paths import ROOT
 
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
-from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.rendezvous.messages import Heartbeat, Key
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PROGRAM = """

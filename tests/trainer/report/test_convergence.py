@@ -10,10 +10,10 @@ from matplotlib import pyplot
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.mlperf.rcp import reference_point
-from fluxtrain.progress import Progress
-from fluxtrain.report.convergence import Convergence, reference_band
 from fluxtrain.report.curve import draw_losses
 from fluxtrain.report.metrics import Metrics
+from fluxtrain.report.run_logs import Convergence, reference_band
+from fluxtrain.runtime.progress import Progress
 
 
 def test_the_band_of_the_reference_is_in_the_loss_curve() -> None:

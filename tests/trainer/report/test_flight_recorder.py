@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxtrain.report.flight_recorder import pending_collectives
+from fluxtrain.report.progress import pending_collectives
 
 
 def entry(number: int, retired: bool) -> dict[str, object]:

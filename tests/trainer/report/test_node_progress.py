@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.contract.launch import ENV_GENERATION, ENV_NODE_PROGRESS
-from fluxtrain.progress import Progress
-from fluxtrain.report import node_progress
-from fluxtrain.report.node_progress import publish, read_ranks
+from fluxtrain.contract.process import ENV_GENERATION, ENV_NODE_PROGRESS
+from fluxtrain.report import progress
+from fluxtrain.report.progress import publish, read_ranks
+from fluxtrain.runtime.progress import Progress
 
 
 def environment(folder: Path, rank: int) -> dict[str, str]:
     return {ENV_NODE_PROGRESS: str(folder), "RANK": f"{rank}", "LOCAL_RANK": f"{rank % 8}"}
 
 
-def wait_for_ranks(folder: Path, count: int) -> list[node_progress.RankProgress]:
+def wait_for_ranks(folder: Path, count: int) -> list[progress.RankProgress]:
     deadline = time.monotonic() + 10
     while len(ranks := read_ranks(environment(folder, 0))) < count:
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ def test_processes_that_have_ended_and_incomplete_files_are_left_out(tmp_path: P
     ],
 )
 def test_files_with_invalid_values_are_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
-    valid = node_progress.RankProgress(0, os.getpid(), "step", 7, 1.0, 2.0)
+    valid = progress.RankProgress(0, os.getpid(), "step", 7, 1.0, 2.0)
     path = tmp_path / "rank_0000.json"
     path.write_text(json.dumps(vars(valid)))
     assert len(read_ranks(environment(tmp_path, 0))) == 1
@@ -90,9 +90,9 @@ def test_files_with_invalid_values_are_left_out(tmp_path: Path, change: dict[str
 TRAINER = """
 import ctypes, itertools, signal, sys, threading
 from prometheus_client import CollectorRegistry
-from fluxtrain.progress import Progress
-from fluxtrain.report.node_progress import publish
-from fluxtrain.report.server import serve
+from fluxtrain.runtime.progress import Progress
+from fluxtrain.report.progress import publish
+from fluxtrain.report.endpoint import serve
 
 def hold(signum, frame):
     sum(itertools.repeat(0))  # a loop in C, which never gives up the GIL
@@ -116,7 +116,7 @@ threading.Event().wait()
 def test_a_frozen_process_is_reported_with_the_time_since_its_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals, state: str
 ) -> None:
-    monkeypatch.setattr(node_progress, "_FROZEN_SECONDS", 4.0)
+    monkeypatch.setattr(progress, "_FROZEN_SECONDS", 4.0)
     variables = {**os.environ, **environment(tmp_path, 0)}
     command = [sys.executable, "-c", TRAINER]
     with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as process:
@@ -141,9 +141,7 @@ def test_a_frozen_process_is_reported_with_the_time_since_its_progress(
 def test_a_file_that_grows_old_on_a_full_disk_shows_no_frozen_process(tmp_path: Path) -> None:
     for number, age in enumerate((1.0, 60.0)):
         now = time.monotonic()
-        rank = node_progress.RankProgress(
-            number, os.getpid(), "step", 7, 0.0, 0.0, written=now - age
-        )
+        rank = progress.RankProgress(number, os.getpid(), "step", 7, 0.0, 0.0, written=now - age)
         (tmp_path / f"rank_{number:04d}.json").write_text(json.dumps(vars(rank)))
     variables = environment(tmp_path, 0)
     assert [(rank.rank, rank.frozen) for rank in read_ranks(variables)] == [(0, False), (1, True)]

@@ -14,14 +14,12 @@ from prometheus_client import CollectorRegistry
 
 from fluxtrain.data.order import Order
 from fluxtrain.errors import ConfigError
-from fluxtrain.progress import Progress
-from fluxtrain.report.clock import Clock
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.curve import save_loss_curve
-from fluxtrain.report.metrics import Metrics
+from fluxtrain.report.endpoint import serve
+from fluxtrain.report.metrics import Clock, Memory, Metrics, Speed
 from fluxtrain.report.records import Records, read_records
-from fluxtrain.report.server import serve
-from fluxtrain.report.speed import Memory, Speed
+from fluxtrain.runtime.progress import Progress
 
 
 def get(port: int, path: str) -> str:

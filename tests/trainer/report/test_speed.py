@@ -10,20 +10,18 @@ from pathlib import Path
 import pytest
 from tests.trainer.outputs import records
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.order import BatchShares
-from fluxtrain.distributed import World
-from fluxtrain.evaluate import Evaluation
-from fluxtrain.fence import claim
-from fluxtrain.gpus import find_peak
-from fluxtrain.model.adapter_flops import run_flops
-from fluxtrain.report.clock import Clock
+from fluxtrain.model.parameters import run_flops
+from fluxtrain.parallel.distributed import World
+from fluxtrain.report.metrics import Clock, Speedometer
 from fluxtrain.report.observer import Observer
+from fluxtrain.report.records import Evaluation
 from fluxtrain.report.run_logs import StepMetrics
-from fluxtrain.report.speed import Speedometer
-from fluxtrain.run_state import RunState
+from fluxtrain.runtime.devices import find_peak
+from fluxtrain.state.run_state import RunState, claim
 
 HOST_SECONDS, STEP_SECONDS, EVALUATION_SECONDS = 0.01, 1.0, 30.0
 BATCH = 16

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fluxtrain.report.stragglers import NUM_LOG_STEPS, Straggler, StragglerSearch
-from fluxtrain.step_times import RankTimes
+from fluxtrain.runtime.step_times import RankTimes
 
 STEP_SECONDS = 2.0
 

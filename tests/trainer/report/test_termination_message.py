@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fluxtrain.contract.launch import ENV_TERMINATION_MESSAGE
-from fluxtrain.progress import Progress
-from fluxtrain.report.termination_message import MAX_BYTES, write_progress, write_termination_log
+from fluxtrain.contract.process import ENV_TERMINATION_MESSAGE
+from fluxtrain.report.progress import MAX_BYTES, write_progress, write_termination_log
+from fluxtrain.runtime.progress import Progress
 
 
 def write_file(folder: Path, **progress: object) -> None:

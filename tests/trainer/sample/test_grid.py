@@ -12,10 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.precision import SamplingConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.contract.run.sampling import SamplingConfig
 from fluxtrain.sample.denoise import denoise, initial_noise, to_pil_images
-from fluxtrain.sample.image_grid import save_grid
+from fluxtrain.sample.grid import save_grid
 
 SHAPE = (4, 2, 2)
 

@@ -10,9 +10,8 @@ import pytest
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
-from fluxtrain.sample.batches import batches, noise_of, settings_of, turns
-from fluxtrain.sample.prompt_file import Prompt, read_prompts
-from fluxtrain.sample.prompts import check_sampling
+from fluxtrain.sample.denoise import batches, noise_of, settings_of, turns
+from fluxtrain.sample.prompts import Prompt, check_sampling, read_prompts
 
 
 def make_config(**changes: Any) -> RunConfig:

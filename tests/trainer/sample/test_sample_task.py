@@ -15,11 +15,10 @@ from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
 from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.contract.run.sampling import SamplingConfig
+from fluxtrain.contract.run.precision import EncodersConfig, SamplingConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
-from fluxtrain.loss import FlowLoss
-from fluxtrain.model.latents import pack
+from fluxtrain.model.flux import pack
+from fluxtrain.model.loss import FlowLoss
 from fluxtrain.sample.denoise import denoise
 from fluxtrain.weights import open_weights, write_weights
 

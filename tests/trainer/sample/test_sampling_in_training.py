@@ -17,10 +17,10 @@ from tests.trainer import in_process, ranks
 from tests.trainer.small_runs import IMAGES, merge_all
 from tests.trainer.tiny_encoders import BASE, SIDE, write_encoders, write_images
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
+from fluxtrain.parallel.distributed import World
 from fluxtrain.sample.grid import GridContents, GridSampler
 
 PROMPTS = """

@@ -11,16 +11,16 @@ import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
 
-from fluxtrain import checksums
-from fluxtrain.checksums import FileSums
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
-from fluxtrain.run_state import DONE, latest, read_checksums
-from fluxtrain.safetensors_file import read_header
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime import files
+from fluxtrain.runtime.files import FileSums
+from fluxtrain.runtime.safetensors import read_header
 from fluxtrain.sample import task
+from fluxtrain.state.run_state import DONE, latest, read_checksums
 from fluxtrain.weights import open_weights
 
 CHANGES: dict[str, Any] = {
@@ -48,7 +48,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sums = {name: FileSums(block_bytes=1 << 10) for name in read_checksums(checkpoint)}
     for name, own in sums.items():
         own.add(memoryview((checkpoint / name).read_bytes()))
-    (checkpoint / DONE).write_text(checksums.encode(sums))
+    (checkpoint / DONE).write_text(files.encode(sums))
     return checkpoint
 
 

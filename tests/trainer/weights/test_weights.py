@@ -25,9 +25,8 @@ from torch import Tensor
 from fluxtrain.cli import main
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
-from fluxtrain.model.flux import Flux
-from fluxtrain.model.latents import image_ids, text_ids
-from fluxtrain.model.tensor_names import entries
+from fluxtrain.model.flux import Flux, image_ids, text_ids
+from fluxtrain.model.layers import entries
 from fluxtrain.weights import open_weights, write_weights
 
 GUIDED = SMALL.model_copy(update={"guidance_embed": True})

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile
-from fluxtrain.distributed import World
+from fluxtrain.adapter.updates import Adapter, Piece, Update
+from fluxtrain.encode.clip import with_prefix
+from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
-from fluxtrain.model.adapted_layers import is_clip
-from fluxtrain.progress import Alive
-from fluxtrain.weights.reader import Weights
+from fluxtrain.model.layers import TEXT_ENCODER, is_clip, linear_layers
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.progress import Alive
+from fluxtrain.weights.reader import Weights, require_complete
 
 
 class MergedWeights:
@@ -53,3 +59,119 @@ class MergedWeights:
                     total = torch.add(total, update.change(total), alpha=strength)
                 tensor = total
             yield name, tensor
+
+
+# Updates of the CLIP text encoder: found in adapters, and added to a loaded encoder.
+
+
+Added = Sequence[tuple[AdapterFile, float]]
+"""Adapters that are added, each with its strength."""
+
+
+def clip_adapters(weights: Weights | None) -> list[tuple[AdapterFile, float]]:
+    """Return the adapters that are merged into ``weights`` and have updates of CLIP too, in order."""
+    if not isinstance(weights, MergedWeights):
+        return []
+    own = [pair for pair in weights.adapters if any(map(is_clip, pair[0].adapter))]
+    return [*clip_adapters(weights.base), *own]
+
+
+def left_out(weights: Weights) -> str:
+    """Return a sentence on the updates of CLIP, which no weights of the transformer hold; "" without them."""
+    files = clip_adapters(weights)
+    count = sum(sum(map(is_clip, file.adapter)) for file, _ in files)
+    if not count:
+        return ""
+    names = ", ".join(str(file.path) for file, _ in files)
+    return f"{names}: {count} layers of CLIP-L are left out: these are the transformer's weights"
+
+
+def with_updates(text: TextEncoder, added: Added) -> TextEncoder:
+    """Return ``text`` with the updates of CLIP in ``added``; DataError if they do not fit."""
+    if not added:
+        return text
+    if not isinstance(text, T5Clip):
+        path = added[0][0].path
+        raise DataError(f"{path}: it adapts CLIP-L, and spec.run.encoders.text is minilm")
+    return replace(text, clip=updated(text.clip, added))
+
+
+@torch.no_grad()
+def updated(clip: TextModel, added: Added) -> TextModel:
+    """Return a copy of ``clip`` with the updates of ``added``, in turn; they are added in float32."""
+    encoder = deepcopy(clip.encoder)
+    parameters = {with_prefix(name): each for name, each in encoder.named_parameters()}
+    for file, strength in added:
+        for layer, update in file.adapter.items():
+            if not is_clip(layer):
+                continue
+            weight = parameters.get(f"{layer.removeprefix(f'{TEXT_ENCODER}.')}.weight")
+            own = update.outputs, update.inputs
+            if weight is None or tuple(weight.shape) != own:
+                has = "does not exist" if weight is None else f"is {list(weight.shape)}"
+                raise DataError(f"{file.path}: {layer} is {list(own)}; in CLIP it {has}")
+            total = weight.float().cpu()
+            weight.copy_(torch.add(total, update.change(total), alpha=strength))
+    return replace(clip, encoder=encoder)
+
+
+# The low-rank part of the difference of two models.
+
+
+_EXTRA = 16
+"""Columns beyond the rank with which the largest singular vectors are found."""
+_ITERATIONS = 4
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """An adapter, and how much of the difference it holds."""
+
+    adapter: Adapter
+    kept: float
+    """Fraction of the squared differences of the blocks' linear layers."""
+    left_out: int
+    """Other tensors that differ: biases, norms, embeddings, the last layer."""
+
+
+def extract(
+    base: Weights, tuned: Weights, rank: int, report: Callable[[], object] = lambda: None
+) -> Extracted:
+    """Return the adapter of ``rank`` that makes ``tuned`` of ``base``, as far as that rank can.
+
+    What differs only as ``tuned`` was rounded to its data type is left unchanged. Of tensors that the adapter
+    cannot hold, those that differ only as ``base`` was rounded are not counted either.
+    ``report`` is called after each tensor. Raises DataError if the models have other shapes, or are equal.
+    """
+    require_complete(base, tuned.model)
+    require_complete(tuned, base.model)
+    layers = {f"{layer}.weight" for layer in linear_layers(base.model)}
+    names = list(base.shapes)
+    adapter, squares, rest, left_out = Adapter(), 0.0, 0.0, 0
+    for (name, before), (_, after) in zip(base.read(names), tuned.read(names), strict=True):
+        report()
+        if torch.equal(before.to(after.dtype), after):
+            continue
+        if name not in layers:
+            left_out += not torch.equal(after.to(before.dtype), before)
+            continue
+        difference = after.float() - before.float()
+        update = _truncated(difference, rank)
+        adapter[name.removesuffix(".weight")] = update
+        squares += difference.square().sum().item()
+        rest += (difference - update.delta()).square().sum().item()
+    if not adapter:
+        raise DataError(f"{tuned.path}: the blocks' linear layers are those of {base.path}")
+    return Extracted(adapter, 1 - rest / squares, left_out)
+
+
+def _truncated(difference: Float[Tensor, "out in"], rank: int) -> Update:
+    """Return the update with the largest singular values; the same in each call."""
+    count = min(rank + _EXTRA, *difference.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        left, values, right = torch.svd_lowrank(difference, q=count, niter=_ITERATIONS)
+    kept = min(rank, len(values))
+    root = values[:kept].sqrt()
+    down, up = (right[:, :kept] * root).T.contiguous(), left[:, :kept] * root
+    return Update(len(difference), (Piece(0, down, up, 1.0),))

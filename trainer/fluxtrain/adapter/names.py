@@ -8,12 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import (
-    TEXT_ENCODER,
-    clip_linear_layers,
-    is_clip,
-    linear_layers,
-)
+from fluxtrain.model.layers import TEXT_ENCODER, clip_linear_layers, is_clip, linear_layers
 
 KOHYA, BFL, DIFFUSERS, ONETRAINER = (
     "lora_unet_",

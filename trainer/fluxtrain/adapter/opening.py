@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
-from fluxtrain.adapter.trained import read_checkpoint
-from fluxtrain.adapter.training_files import run_metadata
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
+from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
+from fluxtrain.adapter.updates import AnyUpdate, Piece, Product, Update
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
-from fluxtrain.run_state import DONE, latest, read_config, read_state
+from fluxtrain.model.layers import MAGNITUDE, WHOLE_MAGNITUDE, AdaptedLayer, adapted_layers, is_clip
+from fluxtrain.model.parameters import initial_value
+from fluxtrain.state.run_state import DONE, latest, read_config, read_state
 from fluxtrain.weights.reader import Weights, open_weights, require_complete
 
 
@@ -64,3 +71,105 @@ def model_of(config: RunConfig, models_root: Path) -> Weights | None:
         weights = MergedWeights(weights, added)
     require_complete(weights, config.model)
     return weights
+
+
+# The adapters that a run begins with: the updates of a file, as parameters of the run's own
+# adapters.
+
+
+def initial_parameters(
+    config: RunConfig, models_root: Path, tell: Callable[[str], object] = lambda text: None
+) -> dict[str, Tensor]:
+    """Return the parameters, by name, of the layers in ``adapter.initial`` of ``config``; none without it.
+
+    Their updates are those of the file. ``tell`` is called with a sentence on what is left out. Raises
+    DataError if it is missing, or does not fit.
+    """
+    if config.adapter is None or config.adapter.initial is None:
+        return {}
+    path = models_root / config.adapter.initial
+    found = open_adapter(path).adapter
+    if config.adapter.clip is None and (clip := list(filter(is_clip, found))):
+        tell(f"{path}: {len(clip)} layers of CLIP-L are left out; adapter.clip trains them on")
+        found = {name: update for name, update in found.items() if not is_clip(name)}
+    layers = {layer.name: layer for layer in adapted_layers(config.model, config.adapter)}
+    others = [name for name in found if name not in layers]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise DataError(
+            f"{path}: it adapts {others[0]}{more}, to which spec.run.adapter gives no adapter"
+        )
+    parameters = dict[str, Tensor]()
+    for name, update in found.items():
+        if layers[name].kronecker is not None or isinstance(update, Product):
+            parameters |= _same_product(layers[name], update, path)
+            continue
+        down, up = _fitted(layers[name], update, path, config.drawn_seed)
+        parameters |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
+        parameters |= _magnitudes(layers[name], update, path)
+    return parameters
+
+
+def _magnitudes(layer: AdaptedLayer, update: Update, path: Path) -> dict[str, Tensor]:
+    """Return the magnitudes of ``layer`` in ``update``, or their changes; none if it is no DoRA."""
+    norms = [piece.magnitude for piece in update.pieces if piece.magnitude is not None]
+    count = sum(len(each.values) for each in norms)
+    if count != (layer.outputs if layer.is_dora else 0):
+        has = f"magnitudes (DoRA) of {count} of its {update.outputs} rows"
+        needs = "them of all" if layer.is_dora else "none, as adapter.dora is false"
+        raise DataError(f"{path}: {layer.name} has {has}; spec.run.adapter has {needs}")
+    if not norms:
+        return {}
+    kind = MAGNITUDE if norms[0].is_change else WHOLE_MAGNITUDE
+    return {f"{layer.name}.{kind}": torch.cat([each.values for each in norms]).float()}
+
+
+def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:
+    """Return the parameters of ``layer`` with ``update``: a product of the same factors."""
+    has = "a low-rank update"
+    if isinstance(update, Product):
+        shapes = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
+        if shapes == layer.shapes:
+            tensors = {name: tensor.float().clone() for name, tensor in update.tensors.items()}
+            tensors["lokr_w2" if "lokr_w2" in tensors else "lokr_w2_b"] *= (
+                update.scale / layer.scale
+            )
+            return {f"{layer.name}.{name}": tensor for name, tensor in tensors.items()}
+        has = f"a Kronecker product of {shapes}"
+    needs = "a low-rank update" if layer.kronecker is None else f"{layer.shapes}"
+    raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there")
+
+
+def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:
+    """Return A and B of ``layer`` with ``update``."""
+    has, needs = (update.outputs, update.inputs), (layer.outputs, layer.inputs)
+    if has != needs:
+        raise DataError(f"{path}: {layer.name} has shape {has}, should have {needs}")
+    name = f"{layer.name}.lora_A"
+    fresh = initial_value(name, torch.Size(layer.shapes["lora_A"]), seed)
+    down, up = fresh.chunk(len(layer.splits)), torch.zeros(layer.shapes["lora_B"])
+    for own, rows, piece in zip(
+        down, torch.split(up, list(layer.splits)), _pieces(layer, update), strict=True
+    ):
+        if piece.rank > layer.rank:
+            raise DataError(
+                f"{path}: {layer.name} has rank {piece.rank}, more than the {layer.rank} of "
+                "spec.run.adapter; fluxtrain adapter resize writes it with another"
+            )
+        own[: piece.rank] = piece.down
+        rows[:, : piece.rank] = piece.up.float() * (piece.scale / layer.scale)
+    return fresh, up
+
+
+def _pieces(layer: AdaptedLayer, update: Update) -> Iterator[Piece]:
+    """Yield the piece of ``update`` for each of the layer's splits, without columns that are zero."""
+    first = 0
+    for rows in layer.splits:
+        end = first + rows
+        source = next((p for p in update.pieces if p.first <= first and end <= p.end), None)
+        piece = (source or update.whole()).rows(first, end)
+        used = piece.up.count_nonzero(dim=0) > 0
+        if piece.rank > layer.rank:
+            piece = replace(piece, down=piece.down[used], up=piece.up[:, used])
+        yield piece
+        first = end

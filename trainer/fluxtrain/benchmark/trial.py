@@ -10,16 +10,72 @@ import os
 import resource
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fluxtrain.contract.launch import RunPaths
+import numpy as np
+
+from fluxtrain.contract.model_base import validate
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.validation import validate
+from fluxtrain.contract.run.data import Size
+from fluxtrain.data.images import ImageDataset
+from fluxtrain.data.sources import Sources, SyntheticDataset, open_source
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
-from fluxtrain.files import atomic_write
-from fluxtrain.numa import bind_near_gpu
-from fluxtrain.progress import Progress
-from fluxtrain.report.node_progress import publish
+from fluxtrain.report.progress import publish
+from fluxtrain.runtime.devices import bind_near_gpu
+from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.progress import Progress
+
+# The samples of a trial with buckets: sizes in turn, by the shares of the training set if there is
+# one.
+#
+# They are synthetic, so that every part of a measurement has the same batches, and the largest size
+# is in each.
+
+
+def mixed_sources(config: RunConfig, data_root: Path, turns: int) -> Sources | None:
+    """Return the data of a trial of ``config``: ``turns`` global batches, again and again; 0: the largest.
+
+    None without buckets: the run's own.
+    """
+    if config.data.buckets is None:
+        return None
+    largest = config.data.largest_latent
+    sizes = in_turn(_counts(config, data_root), turns) if turns else [largest]
+    train = SyntheticDataset(config, len(sizes) * config.schedule.global_batch_size, sizes)
+    return Sources(train, None, train.empty_text())
+
+
+def _counts(config: RunConfig, data_root: Path) -> Mapping[Size, int]:
+    """Return the samples of each size in the training set; of a synthetic one the sizes, equally many."""
+    if config.data.source == "synthetic":
+        return dict.fromkeys(config.data.latent_sizes, 1)
+    train = open_source(config, data_root, "train")
+    assert not isinstance(train, ImageDataset), "images have no buckets"
+    sizes, counts = np.unique(train.latent_sizes, axis=0, return_counts=True)
+    return {
+        (height, width): count
+        for (height, width), count in zip(sizes.tolist(), counts.tolist(), strict=True)
+    }
+
+
+def in_turn(counts: Mapping[Size, int], turns: int) -> Sequence[Size]:
+    """Return ``turns`` sizes with the shares of ``counts``, by largest remainders; the largest is in it."""
+    largest = max(counts, key=lambda size: size[0] * size[1])
+    total = sum(counts.values())
+    exact = {size: turns * count / total for size, count in counts.items()}
+    whole = {size: int(share) for size, share in exact.items()}
+    whole[largest] = max(1, whole[largest])
+    by_rest = sorted(exact, key=lambda size: (whole[size] - exact[size], size))
+    for size in by_rest[: turns - sum(whole.values())]:
+        whole[size] += 1
+    return [size for size in sorted(whole) for _ in range(whole[size])]
+
+
+# The process of one rank of a trial: takes a few training steps, and ends with a code that says
+# why.
+
 
 EXIT_OUT_OF_MEMORY = 12
 """Exit code of a process that had no memory left."""
@@ -62,14 +118,13 @@ def _limit_memory(num_bytes: int) -> None:
 def _take_steps(order: dict[str, object]) -> None:
     progress = Progress()
     publish(progress)
-    from fluxtrain.distributed import end_with_parent, process_group
+    from fluxtrain.parallel.distributed import end_with_parent, process_group
 
     end_with_parent()
     bind_near_gpu(int(os.environ.get("LOCAL_RANK", "0")))
-    from fluxtrain.benchmark.facts import facts
-    from fluxtrain.benchmark.mix import mixed_sources
-    from fluxtrain.plan.resharding import settle_resharding_of
-    from fluxtrain.train import take_steps
+    from fluxtrain.benchmark.results import facts
+    from fluxtrain.plan.memory import settle_resharding_of
+    from fluxtrain.train.loop import take_steps
 
     config = validate(RunConfig, order["config"], "spec.run")
     paths = RunPaths.from_environment(os.environ)

@@ -6,9 +6,10 @@ import argparse
 import os
 import signal
 import sys
+from typing import Any
 
 from fluxtrain import __version__
-from fluxtrain.cli.parser import Parser
+from fluxtrain.cli.arguments import Parser
 from fluxtrain.errors import EXIT_STOPPED, ConfigError, FluxtrainError
 
 
@@ -33,43 +34,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from fluxtrain.cli import (
-        adapter,
-        agent,
-        convert,
-        data_check,
-        export,
-        import_config,
-        import_weights,
-        mlperf_check,
-        plan,
-        prepare,
-        rendezvous,
-        run,
-        sample,
-        stacks,
-    )
+    from fluxtrain.cli import data, import_config, mlperf, pods, prepare, run, sample, weights
 
     parser = Parser(
         prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
     )
     parser.add_argument("--version", action="version", version=__version__)
     parser.set_defaults(takes_overrides=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # in the order of use; the commands that are run in pods come last
     user = (
-        run,
-        prepare,
-        data_check,
-        convert,
-        plan,
-        sample,
-        export,
-        import_weights,
-        import_config,
-        adapter,
-        mlperf_check,
+        run.add,
+        prepare.add,
+        data.add_data,
+        data.add_convert,
+        run.add_plan,
+        sample.add,
+        weights.add_export,
+        weights.add_import,
+        import_config.add,
+        weights.add,
+        mlperf.add_mlperf,
     )
-    for module in (*user, agent, rendezvous, stacks):
-        module.add(commands)
+    for add in (*user, pods.add_agent, pods.add_rendezvous, pods.add_stacks):
+        add(commands)
     return parser

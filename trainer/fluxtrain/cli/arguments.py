@@ -3,24 +3,186 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
-from fluxtrain.cli import reference_environment
-from fluxtrain.cli.field_help import add_field_help
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.model_base import did_you_mean, iter_fields
+from fluxtrain.contract.process import ENV_DATA, ENV_MODELS, RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.contract.run.closed_division import is_closed, violations
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.lost_nulls import require_no_lost_nulls
+from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
-from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import EXIT_OK, ConfigError
+from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, one_line
+
+# The parser of the command line, whose errors are one line, and the types of numbers.
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors look like those of the commands; so do those of its subparsers."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print in one line what is wrong, and exit."""
+        of_argument = message.removeprefix("argument ")
+        help = "" if of_argument != message else f"; see {self.prog} --help"
+        self.exit(EXIT_USAGE, f"fluxtrain: error: {one_line(of_argument)}{help}\n")
+
+
+def whole_number(text: str) -> int:
+    """Return ``text`` as a whole number; ArgumentTypeError if it is none."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; must be a whole number") from None
+
+
+def number(text: str) -> float:
+    """Return ``text`` as a number; ArgumentTypeError if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; must be a number") from None
+
+
+# ``--help-fields``: the fields of ``spec.run`` that can be set on the command line, from the
+# models.
+
+
+_PARAGRAPH = textwrap.TextWrapper(
+    96, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+)
+
+
+def add_field_help(parser: argparse.ArgumentParser) -> None:
+    """Let the command take overrides; add ``--help-fields`` and a note on them."""
+    parser.set_defaults(takes_overrides=True)
+    parser.add_argument(
+        "--help-fields",
+        nargs="?",
+        action=_FieldHelp,
+        default=argparse.SUPPRESS,
+        metavar="PREFIX",
+        help="list the fields of spec.run, or those below PREFIX such as optim, and exit",
+    )
+    parser.epilog = (
+        "Every field of spec.run can be set, such as --optim.learning_rate=2e-4: see --help-fields."
+    )
+
+
+class _FieldHelp(argparse.Action):
+    """Prints the fields of ``spec.run`` and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(field_help(str(values or "")))
+        parser.exit()
+
+
+def field_help(prefix: str) -> str:
+    """Return the fields of ``spec.run`` at or below ``prefix``, each with description, values and default.
+
+    Raises ConfigError if there are none.
+    """
+    prefix = prefix.removeprefix("--")
+    fields = [
+        field
+        for field in iter_fields(RunConfig)
+        if "[]" not in field.path  # of entries of a list, which are given as a whole
+        and f"{field.path}.".startswith(f"{prefix}." if prefix else "")
+    ]
+    if not fields:
+        hint = did_you_mean(prefix, RunConfig.model_fields)
+        raise ConfigError("--help-fields", prefix, f"no such field{hint}")
+    lines = [
+        "Fields of spec.run. A preset overrides the defaults; the file and options override both."
+    ]
+    for field in fields:
+        lines += ["", f"--{field.path}=VALUE"]
+        for text in (
+            field.description.replace("``", "`"),
+            f"allowed: {field.allowed}",
+            _default(field.info.get_default()),
+        ):
+            lines += _PARAGRAPH.wrap(text)
+    return "\n".join(lines)
+
+
+def _default(value: Any) -> str:
+    try:
+        return f"default: {json.dumps(value)}"
+    except TypeError:  # PydanticUndefined
+        return "required"
+
+
+# Environment variables of MLPerf's reference scripts, used unless a field or option overrides them.
+#
+# ``DATAROOT`` and ``MODELROOT`` are roots of relative paths, ``LOGDIR`` is the parent of the runs'
+# output, ``SEED`` is ``spec.run.seed``, and ``HF_CACHE`` replaces ``~/.cache``.
+
+
+ROOTS = {"data": (ENV_DATA, "DATAROOT"), "models": (ENV_MODELS, "MODELROOT")}
+_DEFAULT_ROOT, _DEFAULT_OUTPUT = "data", "runs"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value and its source."""
+
+    value: str
+    source: str
+
+    def __str__(self) -> str:
+        """Return both, for display."""
+        return f"{self.value} ({self.source})"
+
+
+def root(kind: str, environment: Mapping[str, str]) -> Setting:
+    """Return the root of relative "data" or "models" paths: our variable, the reference's, or ./data."""
+    for name in ROOTS[kind]:
+        if environment.get(name):
+            return Setting(environment[name], f"${name}")
+    return Setting(_DEFAULT_ROOT, "default")
+
+
+def output(job: str, environment: Mapping[str, str]) -> Setting:
+    """Return the output folder of the run ``job``, below LOGDIR or ./runs."""
+    if environment.get("LOGDIR"):
+        return Setting(str(Path(environment["LOGDIR"]) / job), "$LOGDIR")
+    return Setting(str(Path(_DEFAULT_OUTPUT) / job), "default")
+
+
+def reference_seed(run: Mapping[str, Any], environment: Mapping[str, str]) -> Setting | None:
+    """Return SEED unless ``run`` has a seed; raise ConfigError if it is invalid."""
+    text = environment.get("SEED")
+    if "seed" in run or not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
+        raise ConfigError("$SEED", text, f"must be a whole number from 0 to {LARGEST_SEED}")
+    return Setting(text, "$SEED")
+
+
+def hugging_face(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for Hugging Face's libraries: HF_HOME, if HF_CACHE is set and HF_HOME is not."""
+    if environment.get("HF_CACHE") and not environment.get("HF_HOME"):
+        return {"HF_HOME": str(Path(environment["HF_CACHE"]) / "huggingface")}
+    return {}
+
+
+# What several commands share: arguments, a job file with overrides, and starting the trainers.
+
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -57,13 +219,11 @@ def add_file(parser: argparse.ArgumentParser) -> None:
     add_field_help(parser)
 
 
-def add_paths(
-    parser: argparse.ArgumentParser, names: Sequence[str] = tuple(reference_environment.ROOTS)
-) -> None:
+def add_paths(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(ROOTS)) -> None:
     """Add ``--data`` and ``--models``, or those of ``names``."""
     for name in names:
-        variables = reference_environment.ROOTS[name]
-        default = reference_environment.root(name, os.environ).value
+        variables = ROOTS[name]
+        default = root(name, os.environ).value
         sources = " or ".join(f"${variable}" for variable in variables)
         text = f"root of relative {name} paths (default: {sources}, else {default})"
         parser.add_argument(f"--{name}", type=path, default=Path(default), help=text)
@@ -116,7 +276,7 @@ def load_config(
     """
     job = load_job(file)
     run = merge(job.spec.run, parse_overrides(overrides))
-    seed = reference_environment.seed(run, os.environ)
+    seed = reference_seed(run, os.environ)
     config = resolve({**run, "seed": int(seed.value)} if seed else run)
     require_no_lost_nulls(job.spec.run)
     if not quiet:
@@ -124,7 +284,7 @@ def load_config(
     return job, config
 
 
-def _print_notes(config: RunConfig, seed: reference_environment.Setting | None) -> None:
+def _print_notes(config: RunConfig, seed: Setting | None) -> None:
     if seed:
         print(f"seed {seed}", file=sys.stderr)
     if config.logging.mlperf.division == "auto":

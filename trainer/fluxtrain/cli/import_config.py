@@ -8,8 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from fluxtrain.cli.arguments import Commands, add_command, described, path
-from fluxtrain.cli.parser import whole_number
+from fluxtrain.cli.arguments import Commands, add_command, described, path, whole_number
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
 
@@ -38,9 +37,8 @@ def add(commands: Commands) -> None:
 
 def _action(arguments: argparse.Namespace) -> int:
     """Print or write the file; the report goes to stderr."""
-    from fluxtrain.other_trainers.files import import_file
-    from fluxtrain.other_trainers.variables import import_variables, require_any
-    from fluxtrain.other_trainers.written import file_text, report
+    from fluxtrain.imports.files import file_text, import_file, report
+    from fluxtrain.imports.variables import import_variables, require_any
 
     _check(arguments)
     overrides = parse_overrides(arguments.overrides)

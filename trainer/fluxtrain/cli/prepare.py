@@ -5,10 +5,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fluxtrain.cli import prepare_encoders
 from fluxtrain.cli.arguments import Commands, add_command, add_paths, described, path
-from fluxtrain.errors import EXIT_OK, ConfigError, StoppedError
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError
+
+if TYPE_CHECKING:
+    from fluxtrain.prepare.encoders import Place
+
+_PREPARE_DOC = """\
+``fluxtrain prepare``: download and prepare data sets."""
+
 
 Parser = argparse.ArgumentParser
 
@@ -17,7 +24,7 @@ def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "download or prepare a data set"
     parser = commands.add_parser(
-        "prepare", allow_abbrev=False, help=text, description=described(__doc__)
+        "prepare", allow_abbrev=False, help=text, description=described(_PREPARE_DOC)
     )
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
@@ -86,8 +93,8 @@ def _add_download(sets: Commands) -> None:
 
 def _add_encoders(sets: Commands) -> None:
     text = "T5, CLIP and the autoencoder, verified; what encodes raw images and samples"
-    parser = _add_resumable(sets, "encoders", prepare_encoders.action, text)
-    prepare_encoders.add_arguments(parser)
+    parser = _add_resumable(sets, "encoders", action, text)
+    add_arguments(parser)
 
 
 def _add_resumable(
@@ -126,15 +133,14 @@ def _add_count(
 
 
 def _openmoji(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.openmoji.build import prepare_openmoji
+    from fluxtrain.prepare.openmoji import prepare_openmoji
 
     prepare_openmoji(arguments.data.resolve(), arguments.models.resolve(), force=arguments.force)
     return EXIT_OK
 
 
 def _cc12m(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
-    from fluxtrain.prepare.cc12m.source import open_source
+    from fluxtrain.prepare.cc12m import open_source, prepare_cc12m, read_problematic
 
     prepare_cc12m(
         open_source(arguments.input),
@@ -148,7 +154,7 @@ def _cc12m(arguments: argparse.Namespace) -> int:
 
 
 def _coco(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.coco.build import prepare_coco
+    from fluxtrain.prepare.coco import prepare_coco
 
     output = arguments.output.resolve()
     images, captions = _raw_coco(arguments, output)
@@ -165,7 +171,7 @@ def _coco(arguments: argparse.Namespace) -> int:
 
 def _raw_coco(arguments: argparse.Namespace, output: Path) -> tuple[Path, Path]:
     """Return the folder of the images and the file of the captions; raise ConfigError without them."""
-    from fluxtrain.prepare.coco.archives import unpack
+    from fluxtrain.prepare.coco import unpack
 
     unpacked = (arguments.images, arguments.captions)
     if arguments.archives is None and None not in unpacked:
@@ -178,9 +184,8 @@ def _raw_coco(arguments: argparse.Namespace, output: Path) -> tuple[Path, Path]:
 
 
 def _download(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.download.download import download
-    from fluxtrain.prepare.download.hub import open_hub
-    from fluxtrain.remote.http import HttpClient
+    from fluxtrain.fetch.http import HttpClient
+    from fluxtrain.prepare.download import download, open_hub
 
     if arguments.hub:
         dataset = open_hub(arguments.hub, arguments.revision)
@@ -205,3 +210,65 @@ def _count(word: str) -> int:
 
 def _count_or_all(word: str) -> int | None:
     return None if word == "all" else _count(word)
+
+
+# ``fluxtrain prepare encoders``: T5, CLIP and the autoencoder from a folder, a manifest or the Hub.
+
+
+_PLACE = "DIR|MANIFEST|hf://ORG/NAME"
+_OPTIONS = {
+    "t5": "folder of T5 in transformers' format, with its tokenizer",
+    "t5_tokenizer": "folder of T5's tokenizer, if it is another one",
+    "clip": "folder of CLIP's text encoder in transformers' format, with its tokenizer",
+    "clip_tokenizer": "folder of CLIP's tokenizer, if it is another one",
+    "autoencoder": "folder that holds ae.safetensors",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    text = (
+        "FLUX.1 as published: text_encoder, text_encoder_2, tokenizer, tokenizer_2, ae.safetensors"
+    )
+    parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
+    for name, help_text in _OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar=_PLACE, help=f"{help_text} (instead of --from's)")
+    text = "the models root, which gets t5, clip and autoencoder (required)"
+    parser.add_argument("--output", type=path, required=True, metavar="DIR", help=text)
+    parser.add_argument("--force", action="store_true", help="collect them again if they are there")
+
+
+def action(arguments: argparse.Namespace) -> int:
+    """Collect and verify the encoders that the options name."""
+    from fluxtrain.prepare.encoders import prepare_encoders
+
+    models = arguments.output.resolve()
+    prepare_encoders(_wanted(arguments, models), models, arguments.force)
+    return EXIT_OK
+
+
+def _wanted(arguments: argparse.Namespace, models: Path) -> dict[str, list[Place]]:
+    """Return the places of each encoder that the options name; raise ConfigError if they name none."""
+    from fluxtrain.prepare.encoders import PUBLISHED, parse_place
+
+    def place(name: str) -> Place | None:
+        given = getattr(arguments, name)
+        flag = "--from" if name == "published" else f"--{name.replace('_', '-')}"
+        return None if given is None else parse_place(given, models / f".{name}.download", flag)
+
+    published = place("published")
+    wanted: dict[str, list[Place]] = {}
+    for name, folders in PUBLISHED.items():
+        own, tokenizer = place(name), place(f"{name}_tokenizer") if name != "autoencoder" else None
+        if own is not None:
+            wanted[name] = [own] if tokenizer is None else [own, tokenizer]
+        elif published is not None:
+            places = [published.below(folder) for folder in folders]
+            wanted[name] = places if tokenizer is None else [places[0], tokenizer]
+        elif tokenizer is not None:
+            text = "needs the encoder: --from, or the folder of its weights"
+            raise ConfigError(f"--{name}-tokenizer", getattr(arguments, f"{name}_tokenizer"), text)
+    if not wanted:
+        raise ConfigError("--from", UNSET, "give --from, or --t5, --clip or --autoencoder")
+    return wanted

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
-from fluxtrain.cli import reference_environment
+from fluxtrain.cli import arguments as reference_environment
 from fluxtrain.cli.arguments import (
     Commands,
     add_command,
@@ -15,27 +18,43 @@ from fluxtrain.cli.arguments import (
     add_paths,
     described,
     load_config,
+    number,
     path,
     report_end,
     require_processes,
     run_task,
+    whole_number,
 )
-from fluxtrain.cli.nodes import add_nodes, parse_nodes
-from fluxtrain.cli.parser import whole_number
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import (
+    ADAPTERS_FOLDER,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    GALLERY_FILE,
+    LOSS_FILE,
+    METRICS_FILE,
+    MLPERF_FILE,
+    SAMPLES_FOLDER,
+    RunPaths,
+)
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
+from fluxtrain.contract.resource.pod_template import amount
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_closed
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.torchtitan_options import refuse_variables
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
+from fluxtrain.contract.run.config import RunConfig, require_replicas
+from fluxtrain.contract.run.overrides import refuse_variables
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError
+from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
-from fluxtrain.other_trainers.variables import refuse_different
+from fluxtrain.rendezvous.messages import MAX_NODES
+from fluxtrain.report.records import read_records
+
+_RUN_DOC = """\
+``fluxtrain run FILE``: run a task on this machine, such as training; the same command resumes it."""
 
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "train from a FluxTraining file"
-    parser = add_command(commands, "run", action, help=text, description=described(__doc__))
+    parser = add_command(commands, "run", action, help=text, description=described(_RUN_DOC))
     add_file(parser)
     add_paths(parser)
     text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
@@ -65,8 +84,6 @@ def action(arguments: argparse.Namespace) -> int:
     elif (code := _run(arguments, job, config, paths, nodes)) != EXIT_OK:
         return code
     if config.task == "train" and (nodes is None or serves(nodes, find_endpoint(nodes))):
-        from fluxtrain.cli.summary import print_summary
-
         print_summary(paths.output, config)
     return EXIT_OK
 
@@ -102,7 +119,7 @@ def _require_fixed(config: RunConfig, nodes: Nodes) -> None:
 
 
 def _warn_without_gpus(job: FluxTraining) -> None:
-    from fluxtrain.gpus import num_visible
+    from fluxtrain.runtime.devices import num_visible
 
     requested = job.spec.gpus_per_node
     if requested and not num_visible():
@@ -127,7 +144,7 @@ def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
 def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     """Return the message for a run that is already complete, None for one that is not."""
     from fluxtrain.launch import torchrun
-    from fluxtrain.precompute import open_outputs
+    from fluxtrain.prepare.preprocess_output import open_outputs
 
     if config.task == "preprocess":
         targets = open_outputs(config, paths.data, paths.models)
@@ -136,3 +153,226 @@ def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     if (state := torchrun.finished_state(config, paths.output)) is None:
         return None
     return f"{paths.output}: this run is over ({state.status} at step {state.step})."
+
+
+# ``--nodes``, ``--rendezvous`` and ``--node-rank``: several nodes of a run, without Kubernetes.
+
+
+_SLURM_RANK, _SLURM_TASKS = "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"
+_LARGEST_PORT = 65535
+_MAX_SECONDS = 86_400.0
+_TIMEOUT = 600.0
+
+
+def add_nodes(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = parser.add_argument_group(
+        "several nodes without Kubernetes", "the same command on each of them: docs/slurm.md"
+    )
+    text = "number of nodes; MIN:MAX: continue as long as MIN are left"
+    group.add_argument("--nodes", metavar="N|MIN:MAX", help=text)
+    text = "where they meet: the node with this address, node rank 0 if ranks are given, serves it"
+    group.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
+    text = "rank of this node, from 0 (default: $SLURM_NODEID, else by host name)"
+    group.add_argument("--node-rank", metavar="R", help=text)
+    text = f"wait for the rendezvous, and for enough nodes, for this long (default: {_TIMEOUT:g})"
+    group.add_argument("--rendezvous-timeout", metavar="SECONDS", help=text)
+
+
+def parse_nodes(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Nodes | None:
+    """Return the nodes that ``arguments`` describe, None for a run on this machine alone.
+
+    Raises ConfigError for an option that is wrong, or that lacks another one.
+    """
+    given = (arguments.node_rank, arguments.rendezvous_timeout)
+    if arguments.nodes is None and arguments.rendezvous is None:
+        for option, value in zip(("--node-rank", "--rendezvous-timeout"), given, strict=True):
+            if value is not None:
+                raise ConfigError(option, value, "needs --nodes and --rendezvous")
+        return None
+    if arguments.rendezvous is None:
+        text = "needs --rendezvous=HOST:PORT, the same on all nodes: where they meet"
+        raise ConfigError("--nodes", arguments.nodes, text)
+    if arguments.nodes is None:
+        raise ConfigError("--rendezvous", arguments.rendezvous, "needs --nodes=N")
+    fewest, wanted = _nodes(arguments.nodes)
+    host, port = _endpoint(arguments.rendezvous)
+    rank = _rank(arguments.node_rank, wanted, environment)
+    return Nodes(fewest, wanted, host, port, rank, _seconds(arguments.rendezvous_timeout))
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    fewest, colon, most = text.partition(":")
+    numbers = [fewest, most if colon else fewest]
+    if all(_is_number(number) for number in numbers):
+        low, high = map(int, numbers)
+        if 1 <= low <= high <= MAX_NODES:
+            return low, high
+    allowed = f"must be a number from 1 to {MAX_NODES}, or MIN:MAX such as 3:4"
+    raise ConfigError("--nodes", text, allowed)
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or ":" in host or not _is_number(port) or not 1 <= int(port) <= _LARGEST_PORT:
+        allowed = f"must be HOST:PORT, with a name or an IPv4 address and a port from 1 to {_LARGEST_PORT}"
+        raise ConfigError("--rendezvous", text, allowed)
+    return host, int(port)
+
+
+def _rank(text: str | None, wanted: int, environment: Mapping[str, str]) -> int | None:
+    source = "--node-rank"
+    if text is None and environment.get(_SLURM_RANK):
+        text, source = environment[_SLURM_RANK], f"${_SLURM_RANK}"
+        tasks = environment.get(_SLURM_TASKS, "1").partition("(")[0]
+        if tasks != "1":
+            raise ConfigError(
+                f"${_SLURM_TASKS}", tasks, "one task per node: srun --ntasks-per-node=1"
+            )
+    if text is None:
+        return None
+    if not _is_number(text) or int(text) >= wanted:
+        allowed = (
+            f"must be from 0 to {wanted - 1}, as --nodes is {wanted}" if wanted > 1 else "must be 0"
+        )
+        raise ConfigError(source, text, allowed)
+    return int(text)
+
+
+def _seconds(text: str | None) -> float:
+    if text is None:
+        return _TIMEOUT
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _MAX_SECONDS:
+        raise ConfigError(
+            "--rendezvous-timeout", text, f"must be from 1 to {_MAX_SECONDS:g} seconds"
+        )
+    return seconds
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+# The summary that ``fluxtrain run`` prints at the end: the result and the output files.
+
+
+def print_summary(output: Path, config: RunConfig) -> None:
+    """Print the evaluation losses, the output files and the result of the compliance check."""
+    records = read_records(output / METRICS_FILE)
+    evaluations = [record for record in records if "eval_loss" in record]
+    if evaluations:
+        first, last = evaluations[0], evaluations[-1]
+        print(
+            f"evaluation loss {first['eval_loss']:.4f} (step {first['step']}) → "
+            f"{last['eval_loss']:.4f} (step {last['step']})"
+        )
+    folder = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
+    for title, name in _files(output, config):
+        print(f"  {title:<18} {folder}/{name}")
+    if config.initial_weights is None:  # an MLPerf run starts from random ones
+        print(f"  {'MLPerf check':<18} {_check_result(output / MLPERF_FILE)}")
+
+
+def _files(output: Path, config: RunConfig) -> list[tuple[str, str]]:
+    """Return titles and names of the files in ``output``, what is used elsewhere first."""
+    images = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
+    rows = [
+        ("adapter", f"{ADAPTERS_FOLDER}/{config.adapter_file.name}.safetensors"),
+        ("page", GALLERY_FILE),
+        ("images", f"{SAMPLES_FOLDER}/{images[-1].name if images else ''}"),
+        ("loss curve", LOSS_FILE),
+        ("resolved config", CONFIG_FILE),
+        ("every logged step", METRICS_FILE),
+        ("checkpoints", f"{CHECKPOINTS_FOLDER}/"),
+        ("MLPerf log", MLPERF_FILE),
+    ]
+    return [(title, name) for title, name in rows if (output / name).exists()]
+
+
+def _check_result(log: Path) -> str:
+    """Return the result of the compliance checker in one line, with its first finding."""
+    from fluxtrain.mlperf import RULESETS, check
+
+    ruleset = RULESETS[-1]
+    result = check(log, ruleset)
+    if result.success:
+        return f"SUCCESS (compliance checker, ruleset {ruleset})"
+    reason = result.explanations[0] if result.explanations else "see fluxtrain mlperf check"
+    return f"not accepted under ruleset {ruleset}: {reason}"
+
+
+_PLAN_DOC = """\
+``fluxtrain plan FILE``: estimate the memory, FLOPs, time and disk space of a job."""
+
+
+def add_plan(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "estimate memory, FLOPs, time and disk space"
+    parser = add_command(commands, "plan", print_plan, help=text, description=described(_PLAN_DOC))
+    add_file(parser)
+    text = "root of relative paths, where pictures are counted (default: as of fluxtrain run)"
+    parser.add_argument("--data", type=path, help=text)
+    parser.add_argument("--gpu", help="GPU model (default: MI300X)")
+    text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--mfu", type=number, help=text)
+    text = "benchmark.json of the benchmark task, for the speed that it measured"
+    speed.add_argument("--measured", type=path, metavar="FILE", help=text)
+    text = (
+        "take one step on fake tensors, with as many ranks, and compare; fails if the plan is wrong"
+    )
+    parser.add_argument("--verify", action="store_true", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+
+
+def print_plan(arguments: argparse.Namespace) -> int:
+    """Print the plan."""
+    from fluxtrain.plan.estimate import MeasuredSpeeds, make_plan
+    from fluxtrain.plan.pictures import plan_pictures
+    from fluxtrain.plan.table import render
+
+    job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
+    if config.task != "train":
+        raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
+    require_replicas(config, job.spec.rank_counts)
+    size = job.spec.nodes.max, job.spec.gpus_per_node
+    if arguments.verify:
+        _require_no_speed(arguments)
+        return _verify(config, *size, arguments.gpu, as_json=arguments.json)
+    limit = job.spec.resources.limits.memory
+    root = arguments.data or Path(reference_environment.root("data", os.environ).value)
+    plan = make_plan(
+        config,
+        *size,
+        arguments.gpu,
+        arguments.mfu,
+        fewest_nodes=job.spec.nodes.min,
+        memory_limit=None if limit is None else int(amount(limit)),
+        measured=MeasuredSpeeds(arguments.measured) if arguments.measured else None,
+        pictures=plan_pictures(config, root),
+    )
+    print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
+    return EXIT_OK
+
+
+def _require_no_speed(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if ``arguments`` ask for a speed too, which is not verified."""
+    for option in ("mfu", "measured"):
+        if (value := getattr(arguments, option)) is not None:
+            text = "must be left out with --verify, which compares memory and traffic, not speed"
+            raise ConfigError(f"--{option}", str(value), text)
+
+
+def _verify(
+    config: RunConfig, num_nodes: int, gpus_per_node: int, gpu: str | None, as_json: bool
+) -> int:
+    from fluxtrain.plan.estimate import assumed_gpu
+    from fluxtrain.plan.verify import render, verify
+
+    comparison = verify(config, num_nodes, max(gpus_per_node, 1), assumed_gpu(gpu, gpus_per_node))
+    print(comparison.model_dump_json(indent=2) if as_json else render(comparison))
+    return EXIT_OK if comparison.holds else EXIT_ERROR

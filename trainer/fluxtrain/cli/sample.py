@@ -10,6 +10,7 @@ from fluxtrain.cli.arguments import (
     Commands,
     add_adapters,
     add_command,
+    add_field_help,
     add_output,
     add_paths,
     added_adapters,
@@ -17,13 +18,11 @@ from fluxtrain.cli.arguments import (
     path,
     require_processes,
     run_task,
+    whole_number,
 )
-from fluxtrain.cli.field_help import add_field_help
-from fluxtrain.cli.parser import whole_number
-from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.process import SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.run.overrides import parse_overrides, refuse_variables
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.run.torchtitan_options import refuse_variables
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
 
 _OF_THE_RUN = {
@@ -88,7 +87,7 @@ def action(arguments: argparse.Namespace) -> int:
 def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
     """Return the preset, and the run's sizes, encoders and sampling if the weights are of a run."""
     from fluxtrain.adapter.opening import checkpoint_of
-    from fluxtrain.run_state import read_config
+    from fluxtrain.state.run_state import read_config
 
     if arguments.preset:
         return {"preset": arguments.preset}

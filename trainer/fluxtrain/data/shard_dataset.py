@@ -13,21 +13,163 @@ Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent imag
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fluxtrain.data.file_dataset import TEXT_FIELDS, FileDataset
-from fluxtrain.data.open_files import OpenFiles, read_into
+from fluxtrain.data.dataset import Encodings, SampleShape, same_sizes
 from fluxtrain.data.shards import (
     FIELDS,
     attribution,
     open_shards,
     read_listing,
+    sample_views,
     shapes_of,
 )
-from fluxtrain.draws import Array
+from fluxtrain.errors import DataError
+from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
+from fluxtrain.runtime.files import OpenFiles, read_into
+
+# The base of encoded data sets in files: finds samples by index, and names those that cannot be
+# read.
+#
+# A part is a file or a section of one that is read on its own; a record is the number of a sample
+# in its part.
+
+
+TEXT_FIELDS = ("txt", "vec")
+
+
+class FileDataset(ABC):
+    """Encoded samples in the files of one folder."""
+
+    shape: SampleShape
+    attribution = ""
+
+    def __init__(self, folder: Path, sizes: Iterable[int], verify: bool = False) -> None:
+        """Number the samples of parts of ``sizes`` in order; DataError if there are none.
+
+        With ``verify`` text that is not needed is read too: the checksums include it.
+        """
+        self.folder, self._verify = folder, verify
+        self._starts = np.cumsum([0, *sizes])
+        self._timesteps: dict[int, Array | None] = {}  # by part, of those that were needed
+        if not len(self):
+            raise DataError(f"{folder}: its files hold no samples")
+
+    @property
+    def starts(self) -> Array:
+        """Return the number of samples before each part, and of all."""
+        return self._starts
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return int(self._starts[-1])
+
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample."""
+        skipped = skip_text & (not self._verify)
+        views = list(zip(*(sample_views(getattr(out, field)) for field in FIELDS), strict=True))
+        places, faults = list(self._places(indices)), list[str | None]([None] * len(indices))
+        for row in np.argsort(indices, kind="stable").tolist():  # each part is read in one pass
+            part, record = places[row]
+            faults[row] = self._read_one(part, record, views[row], bool(skipped[row]))
+        return [
+            f"{self.name(index)}: {fault or 'not finite'}" if fault or not finite else None
+            for index, fault, finite in zip(
+                indices.tolist(), faults, out.finite(skipped), strict=True
+            )
+        ]
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        return same_sizes(self.shape, len(self))
+
+    @property
+    def stored_timesteps(self) -> Array | None:
+        """Return the evaluation timestep (0 ... 7) of every sample, None if not all have one.
+
+        Raises DataError if one is invalid.
+        """
+        parts = [self._timesteps_of(part) for part in range(len(self._starts) - 1)]
+        stored = [part for part in parts if part is not None]
+        return np.concatenate(stored) if len(stored) == len(parts) else None
+
+    def timesteps(self, indices: Array) -> Array:
+        """Return the stored evaluation timesteps; index modulo 8 in parts that do not have all of theirs.
+
+        Only the parts of ``indices`` are read, once. Raises DataError if a timestep is invalid.
+        """
+        timesteps: Array = indices % NUM_TIMESTEPS
+        parts = self._parts(indices)
+        for part in np.unique(parts).tolist():
+            stored = self._timesteps_of(part)
+            if stored is not None:
+                inside = parts == part
+                timesteps[inside] = stored[indices[inside] - self._starts[part]]
+        return timesteps
+
+    def _timesteps_of(self, part: int) -> Array | None:
+        if part not in self._timesteps:
+            self._timesteps[part] = self._read_timesteps(part)
+        return self._timesteps[part]
+
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``, "" if it is not stored."""
+        return ""
+
+    def name(self, index: int) -> str:
+        """Return the file, the record and the key of sample ``index``, for messages."""
+        return f"{self._location(*self._place(index))} (key {self.key(index)!r:.80})"
+
+    def empty_text(self) -> None:
+        """Return None: the empty prompt's encodings are in files of their own."""
+        return
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """Return the files that samples are read from."""
+
+    @abstractmethod
+    def key(self, index: int) -> str:
+        """Return the key of sample ``index`` in its source data set, "" if it has none."""
+
+    @abstractmethod
+    def _read_timesteps(self, part: int) -> Array | None:
+        """Return the timesteps of the samples of ``part``, None if not all of them have one."""
+
+    @abstractmethod
+    def _location(self, part: int, record: int) -> str:
+        """Return the file and the place of ``record`` in it."""
+
+    @abstractmethod
+    def _read_one(
+        self, part: int, record: int, sample: tuple[memoryview, ...], skip_text: bool
+    ) -> str | None:
+        """Fill the views of ``sample`` with ``record``; return a fault message or None."""
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Return the part of sample ``index`` and its record there."""
+        return next(self._places(np.array([index])))
+
+    def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
+        """Yield the part and the record of each of ``indices``."""
+        parts = self._parts(indices)
+        return zip(parts.tolist(), (indices - self._starts[parts]).tolist(), strict=True)
+
+    def _parts(self, indices: Array) -> Array:
+        """Return the part of each of ``indices``."""
+        parts: Array = np.searchsorted(self._starts, indices, side="right") - 1
+        return parts
+
+
+# Encoded data sets: text encodings and latents' distributions in safetensors shards, read at
+# random.
 
 
 class ShardDataset(FileDataset):

@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.data.dataset import Dataset, SampleShape
-from fluxtrain.data.empty_text import EmptyText, read_empty_text
-from fluxtrain.data.images.dataset import ImageDataset, open_images
-from fluxtrain.data.layouts.detect import open_encoded
-from fluxtrain.data.synthetic import SyntheticDataset
-from fluxtrain.draws import Array
-from fluxtrain.errors import ConfigError
+from fluxtrain.contract.run.data import DataConfig, Size
+from fluxtrain.data.dataset import Dataset, Encodings, SampleShape
+from fluxtrain.data.formats import mlcommons
+from fluxtrain.data.formats.convert import open_encoded
+from fluxtrain.data.images import ImageDataset, open_images
+from fluxtrain.data.shards import save_aligned
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.runtime import draws
+from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
+from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.safetensors import read_header, read_tensor
+
+# The empty prompt's encodings, read and written as one .safetensors file or MLCommons' two .npy
+# files.
+#
+# Axes: l text tokens, d text width, v pooled width.
+
+
+T5_FILE, CLIP_FILE = "t5_empty.npy", "clip_empty.npy"
+EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
+
+
+def read_empty_text(path: Path) -> EmptyText:
+    """Return the encodings in the file or the folder ``path``; DataError if they are missing or malformed."""
+    txt, vec = _read_folder(path) if path.is_dir() else _read_file(path)
+    if (txt.ndim, vec.ndim) != (2, 1) or not (txt.isfinite().all() and vec.isfinite().all()):
+        raise DataError(f"{path}: its tensors are not the encodings of a prompt")
+    return txt, vec
+
+
+def write_empty_text(path: Path, txt: Float[Tensor, "l d"], vec: Float[Tensor, " v"]) -> None:
+    """Write the encodings to ``path``: a .safetensors file, else a folder in MLCommons' layout."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".safetensors":
+        save_aligned(path, {"txt": txt, "vec": vec})
+        return
+    path.mkdir(exist_ok=True)
+    for name, values in ((T5_FILE, txt), (CLIP_FILE, vec)):
+        # float32 represents every bfloat16 exactly; the reference reads these two files as float.
+        with atomic_write(path / name) as partial:
+            partial.write_bytes(mlcommons.to_bytes(values.float().unsqueeze(0)))
+
+
+def _read_file(path: Path) -> tuple[Tensor, Tensor]:
+    spans = read_header(path)
+    if {"txt", "vec"} - set(spans):
+        raise DataError(f"{path}: does not hold the tensors txt and vec of the empty prompt")
+    return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
+
+
+def _read_folder(path: Path) -> tuple[Tensor, Tensor]:
+    """Return element 0 of both arrays, which have a batch axis."""
+    return _read_array(path / T5_FILE, dims=3), _read_array(path / CLIP_FILE, dims=2)
+
+
+def _read_array(path: Path, dims: int) -> Tensor:
+    try:
+        if path.stat().st_size > mlcommons.MAX_CELL_BYTES:
+            raise ValueError(f"more than {mlcommons.MAX_CELL_BYTES} bytes")
+        content = path.read_bytes()
+        values = mlcommons.to_tensor(content)
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not an array of encodings ({error})") from None
+    if values.ndim != dims or not len(values):
+        raise DataError(
+            f"{path}: its shape {list(values.shape)} is not that of one prompt's encodings"
+        )
+    return values[0]
+
+
+# Opens the data sets of a run and validates them against its config.
+
 
 PARTS = ("train", "validation")
 Source = Dataset | ImageDataset
@@ -128,3 +197,81 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
     ):
         if configured != stored:
             raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")
+
+
+# A data set without files: each class has one random latent and one random text encoding.
+#
+# With buckets the classes have one size after the other, or the samples the sizes that are given,
+# in turn.
+
+
+_LOGVAR = -20.0  # a standard deviation of 5e-5: the latent is its mean
+
+
+class SyntheticDataset:
+    """Sample i is of class i modulo the number of classes; classes are drawn from the seed."""
+
+    def __init__(
+        self, config: RunConfig, num_samples: int, in_turn: Sequence[Size] | None = None
+    ) -> None:
+        """Draw the classes of ``config``; ``num_samples`` is the length of the set."""
+        self.attribution = ""
+        data, model = config.data, config.model
+        self.num_samples, self.num_classes = num_samples, data.synthetic.classes
+        self._of_classes = in_turn is None
+        self._sizes = np.array(data.latent_sizes if in_turn is None else in_turn)
+        self.shape = SampleShape(
+            (data.text_length, model.context_in_dim), model.vec_in_dim, config.latent_shape
+        )
+        self._txt = _normal(config.drawn_seed, 0, (self.num_classes, *self.shape.txt))
+        self._vec = _normal(config.drawn_seed, 1, (self.num_classes, self.shape.vec))
+        channels, (height, width) = config.latent_channels, self._sizes.max(axis=0).tolist()
+        self._mean = _normal(config.drawn_seed, 2, (self.num_classes, channels, height, width))
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        numbers = np.arange(len(self))
+        if self._of_classes:
+            numbers = numbers % self.num_classes
+        return self._sizes[numbers % len(self._sizes)]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Return no files."""
+        return ()
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self.num_samples
+
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices``; return no faults."""
+        classes = torch.from_numpy(indices % self.num_classes)
+        torch.index_select(self._txt, 0, classes, out=out.txt)
+        torch.index_select(self._vec, 0, classes, out=out.vec)
+        height, width = out.mean.shape[2:]
+        torch.index_select(self._mean[:, :, :height, :width], 0, classes, out=out.mean)
+        out.logvar.fill_(_LOGVAR)
+        return [None] * len(indices)
+
+    def timesteps(self, indices: Array) -> Array:
+        """Return the index modulo the number of timesteps."""
+        return indices % NUM_TIMESTEPS
+
+    def caption(self, index: int) -> str:
+        """Return the name of its class."""
+        return f"class {index % self.num_classes}"
+
+    def name(self, index: int) -> str:
+        """Return the number of the sample."""
+        return f"synthetic sample {index}"
+
+    def empty_text(self) -> tuple[Tensor, Tensor]:
+        """Return zeros."""
+        return torch.zeros(self.shape.txt), torch.zeros(self.shape.vec)
+
+
+def _normal(seed: int, part: int, shape: tuple[int, ...]) -> Tensor:
+    rng = draws.generator(seed, draws.SYNTHETIC, part)
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))

@@ -1,1 +1,1 @@
-"""The frozen encoders: captions to text tokens and pooled vectors, images to latents and back."""
+"""Frozen text encoders and autoencoders."""

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import EncodersConfig
+from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sources import Sources
-from fluxtrain.draws import Array
 from fluxtrain.encode.text import load_clip, load_tokenizer
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.model.adapted_layers import CLIP_LAYERS, CLIP_MLP_RATIO
 from fluxtrain.model.clip import CLIP_LENGTH, ClipShape, ClipWeights
+from fluxtrain.model.layers import CLIP_LAYERS, CLIP_MLP_RATIO
+from fluxtrain.runtime.draws import Array
 
 PREFIX = "text_model."
 _ACTIVATION = "quick_gelu"

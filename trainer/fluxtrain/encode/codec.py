@@ -9,12 +9,399 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from einops import rearrange
 from jaxtyping import Float
-from torch import Tensor
+from safetensors.torch import load, save
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the usual name)
 
-from fluxtrain.contract.run.encoders import EncodersConfig
-from fluxtrain.encode.autoencoder import Autoencoder, load_autoencoder
-from fluxtrain.encode.patch import PatchAutoencoder, load_patch_autoencoder
+from fluxtrain.contract.run.precision import EncodersConfig
+from fluxtrain.errors import DataError
+from fluxtrain.model.blocks import any_attention
+from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.safetensors import open_safetensors, read_shapes
+
+# FLUX's autoencoder: images to the mean and log variance of their latents, and latents to images.
+#
+# Layers and names are those of BFL's ``ae.safetensors``: four levels, each half as large as the one
+# before. Axes: b batch, H W image, h w latent (an eighth of the image), ch latent channels, c
+# channels, y x pixels.
+
+
+WIDTH = 128
+"""Channels at full resolution in the published weights."""
+LATENT_CHANNELS = 16
+_MULTIPLES = (1, 2, 4, 4)  # channels of each level over the width
+_BLOCKS = 2  # residual blocks per level; the decoder has one more
+
+Images = Float[Tensor, "b 3 H W"]
+Latents = Float[Tensor, "b ch h w"]
+Features = Float[Tensor, "b c y x"]
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    """Return a norm over 32 groups of channels."""
+    return nn.GroupNorm(32, channels, eps=1e-6)
+
+
+def conv(inputs: int, outputs: int) -> nn.Conv2d:
+    """Return a 3 x 3 convolution that keeps the size."""
+    return nn.Conv2d(inputs, outputs, 3, padding=1)
+
+
+class ResidualBlock(nn.Module):
+    """Norm, SiLU and convolution, twice, added to the input."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        """Map ``inputs`` channels to ``outputs``, with a 1 x 1 shortcut if they differ."""
+        super().__init__()
+        self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs)
+        self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
+        self.nin_shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        hidden = self.conv2(F.silu(self.norm2(hidden)))
+        shortcut = x if self.nin_shortcut is None else self.nin_shortcut(x)
+        features: Tensor = shortcut + hidden
+        return features
+
+
+class AttentionBlock(nn.Module):
+    """Self-attention over all pixels, with one head."""
+
+    def __init__(self, channels: int) -> None:
+        """Make the layers for ``channels`` channels."""
+        super().__init__()
+        self.norm = norm(channels)
+        self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` plus the attention's output."""
+        normed = self.norm(x)
+        qkv = (rearrange(f(normed), "b c y x -> b 1 (y x) c") for f in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(*qkv)
+        image = rearrange(attended, "b 1 (y x) c -> b c y x", y=x.shape[2])
+        features: Tensor = x + self.proj_out(image)
+        return features
+
+
+class Middle(nn.Module):
+    """The innermost layers of encoder and decoder, at latent size."""
+
+    def __init__(self, channels: int) -> None:
+        """Make two residual blocks around attention."""
+        super().__init__()
+        self.block_1 = ResidualBlock(channels, channels)
+        self.attn_1 = AttentionBlock(channels)
+        self.block_2 = ResidualBlock(channels, channels)
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        features: Tensor = self.block_2(self.attn_1(self.block_1(x)))
+        return features
+
+
+class Downsample(nn.Module):
+    """Halves the size by a strided convolution."""
+
+    def __init__(self, channels: int) -> None:
+        """Make the layer for ``channels`` channels."""
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` at half its size; the border is padded right and below only."""
+        features: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
+        return features
+
+
+class Upsample(nn.Module):
+    """Doubles the size by nearest-neighbour upsampling and a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        """Make the layer for ``channels`` channels."""
+        super().__init__()
+        self.conv = conv(channels, channels)
+
+    def forward(self, x: Features) -> Features:
+        """Return ``x`` at twice its size."""
+        features: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return features
+
+
+class Level(nn.Module):
+    """Residual blocks at one size; subclasses change the size afterwards."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
+        """Make ``blocks`` blocks, the first of which changes the channels."""
+        super().__init__()
+        widths = [inputs] + [outputs] * blocks
+        self.block = nn.ModuleList(map(ResidualBlock, widths[:-1], widths[1:]))
+
+    def forward(self, x: Features) -> Features:
+        """Return the features at the same size."""
+        for block in self.block:
+            x = block(x)
+        return x
+
+
+class DownLevel(Level):
+    """A level of the encoder."""
+
+    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
+        """Halve the size afterwards, unless this is the ``last`` level."""
+        super().__init__(inputs, outputs, _BLOCKS)
+        self.downsample = None if last else Downsample(outputs)
+
+    def forward(self, x: Features) -> Features:
+        """Return the next level's input."""
+        x = super().forward(x)
+        return x if self.downsample is None else self.downsample(x)
+
+
+class UpLevel(Level):
+    """A level of the decoder."""
+
+    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
+        """Double the size afterwards, unless this is the ``last`` level."""
+        super().__init__(inputs, outputs, _BLOCKS + 1)
+        self.upsample = None if last else Upsample(outputs)
+
+    def forward(self, x: Features) -> Features:
+        """Return the next level's input."""
+        x = super().forward(x)
+        return x if self.upsample is None else self.upsample(x)
+
+
+class Encoder(nn.Module):
+    """Images to mean and log variance of their latents; level 0 is at full size."""
+
+    def __init__(self, width: int, latent_channels: int) -> None:
+        """Make the layers for ``width`` channels at full size."""
+        super().__init__()
+        widths = [width * multiple for multiple in _MULTIPLES]
+        lasts = [False, False, False, True]
+        self.conv_in = conv(3, width)
+        self.down = nn.ModuleList(map(DownLevel, [width, *widths], widths, lasts))
+        self.mid = Middle(widths[-1])
+        self.norm_out = norm(widths[-1])
+        self.conv_out = conv(widths[-1], 2 * latent_channels)
+
+    def forward(self, images: Images) -> Float[Tensor, "b 2*ch h w"]:
+        """Return mean and log variance, concatenated along the channels."""
+        x = self.conv_in(images)
+        for level in self.down:
+            x = level(x)
+        moments: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(x))))
+        return moments
+
+
+class AutoencoderDecoder(nn.Module):
+    """Latents to images; levels are numbered as in the encoder and run in reverse."""
+
+    def __init__(self, width: int, latent_channels: int) -> None:
+        """Make the layers for ``width`` channels at full size."""
+        super().__init__()
+        widths = [width * multiple for multiple in _MULTIPLES]
+        lasts = [True, False, False, False]
+        self.conv_in = conv(latent_channels, widths[-1])
+        self.mid = Middle(widths[-1])
+        self.up = nn.ModuleList(map(UpLevel, [*widths[1:], widths[-1]], widths, lasts))
+        self.norm_out = norm(width)
+        self.conv_out = conv(width, 3)
+
+    def forward(self, latents: Latents) -> Images:
+        """Return the images."""
+        x = self.mid(self.conv_in(latents))
+        for level in reversed(self.up):
+            x = level(x)
+        images: Tensor = self.conv_out(F.silu(self.norm_out(x)))
+        return images
+
+
+class Autoencoder(nn.Module):
+    """Encoder and decoder, without the config's latent shift and scale, which the caller applies."""
+
+    def __init__(self, width: int = WIDTH, latent_channels: int = LATENT_CHANNELS) -> None:
+        """Make the layers; the defaults are the published ones, and ``width`` is a multiple of 32."""
+        super().__init__()
+        self.encoder = Encoder(width, latent_channels)
+        self.decoder = AutoencoderDecoder(width, latent_channels)
+
+    @any_attention
+    def encode(self, images: Images) -> tuple[Latents, Latents]:
+        """Return mean and log variance of the latents of ``images`` in [-1, 1], sides multiples of 8."""
+        mean, logvar = self.encoder(images).chunk(2, dim=1)
+        return mean, logvar
+
+    @any_attention
+    def decode(self, latents: Latents) -> Images:
+        """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
+        images: Tensor = self.decoder(latents)
+        return images
+
+
+def load_autoencoder(path: Path, width: int | None = None) -> Autoencoder:
+    """Return the frozen autoencoder of a safetensors file with BFL's names, in float32.
+
+    ``width`` defaults to the file's. Raises DataError, naming the file and its first wrong tensor, if it is
+    missing or another model's.
+    """
+    with open_safetensors(path, "FLUX's autoencoder") as file:
+        shapes = read_shapes(file)
+        with torch.device("meta"):
+            autoencoder = Autoencoder(width or _width(shapes), _latent_channels(shapes))
+        state = autoencoder.state_dict()
+        expected = {name: list(tensor.shape) for name, tensor in state.items()}
+        _require_equal(path, shapes, expected)
+        state = {name: file.get_tensor(name).float() for name in expected}
+    autoencoder.load_state_dict(state, assign=True)
+    return autoencoder.eval().requires_grad_(False)
+
+
+def _width(shapes: dict[str, list[int]]) -> int:
+    """Return the channels at full size in ``shapes``; the published number if they are malformed."""
+    first = shapes.get("encoder.conv_in.weight", [WIDTH])[:1]
+    return first[0] if first and first[0] % 32 == 0 and 0 < first[0] <= 1024 else WIDTH
+
+
+def _latent_channels(shapes: dict[str, list[int]]) -> int:
+    """Return the latent channels in ``shapes``; the published number if they are malformed."""
+    second = shapes.get("decoder.conv_in.weight", [])[1:2]
+    return second[0] if second and 0 < second[0] <= 1024 else LATENT_CHANNELS
+
+
+def _require_equal(
+    path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]
+) -> None:
+    """Raise DataError unless ``shapes`` are exactly the ``expected`` ones."""
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise DataError(f"{path}: not FLUX's autoencoder; tensor {name} is missing")
+        if shapes[name] != shape:
+            raise DataError(f"{path}: tensor {name} has shape {shapes[name]}, expected {shape}")
+    if extra := sorted(shapes.keys() - expected.keys()):
+        raise DataError(f"{path}: not FLUX's autoencoder; tensor {extra[0]!r:.80} is unknown")
+
+
+# A small autoencoder of flat images: a linear code of 8 x 8 patches, corrected by convolutions.
+#
+# Its linear half is computed (principal components), so fitting the rest takes seconds. Axes: b
+# batch, H W image, h w latent (an eighth of the image), ch latent channels.
+
+
+PATCH = 8
+"""Side in pixels of the patch that one latent position encodes."""
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions added to the input; their sum is zero at initialization."""
+
+    def __init__(self, width: int) -> None:
+        """Make the layers for ``width`` channels."""
+        super().__init__()
+        self.widen = nn.Conv2d(width, width, 3, padding=1)
+        self.narrow = nn.Conv2d(width, width, 3, padding=1)
+        zero_init(self.narrow)
+
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
+        """Return ``x`` plus the correction."""
+        silu = nn.functional.silu
+        corrected: Tensor = x + self.narrow(silu(self.widen(silu(x))))
+        return corrected
+
+
+class PatchAutoencoder(nn.Module):
+    """Images in [-1, 1] to latents of mean 0 and variance 1, and back.
+
+    Either way is a sum: a linear map of each patch, and a convolutional correction from its neighbours.
+    """
+
+    latent_mean: Tensor
+    latent_std: Tensor
+    logvar: Tensor
+
+    def __init__(self, channels: int = 16, fine: int = 48, coarse: int = 128) -> None:
+        """Make ``channels`` latent channels; ``fine`` and ``coarse`` are the decoder's widths."""
+        super().__init__()
+        half, patch_pixels = PATCH // 2, 3 * PATCH**2
+        self.analysis = nn.Sequential(
+            nn.PixelUnshuffle(PATCH), nn.Conv2d(patch_pixels, channels, 1)
+        )
+        self.synthesis = nn.Sequential(nn.Conv2d(channels, patch_pixels, 1), nn.PixelShuffle(PATCH))
+        self.encoder = nn.Sequential(
+            nn.PixelUnshuffle(half),
+            nn.Conv2d(3 * half**2, 32, 3, padding=1),
+            nn.SiLU(),
+            nn.PixelUnshuffle(2),
+            nn.Conv2d(128, 64, 1),
+            Residual(64),
+            nn.SiLU(),
+            nn.Conv2d(64, channels, 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(channels, coarse, 3, padding=1),
+            Residual(coarse),
+            Residual(coarse),
+            nn.SiLU(),
+            nn.Conv2d(coarse, 4 * fine, 1),
+            nn.PixelShuffle(2),
+            Residual(fine),
+            nn.SiLU(),
+            nn.Conv2d(fine, 3 * half**2, 3, padding=1),
+            nn.PixelShuffle(half),
+        )
+        self.register_buffer("latent_mean", torch.zeros(1, channels, 1, 1))
+        self.register_buffer("latent_std", torch.ones(1, channels, 1, 1))
+        self.register_buffer("logvar", torch.tensor(-20.0))
+
+    def encode(self, images: Images) -> tuple[Latents, Latents]:
+        """Return mean and log variance of the latents of ``images``; the variance is the same for all."""
+        latents = self.analysis(images) + self.encoder(images)
+        mean = (latents - self.latent_mean) / self.latent_std
+        return mean, self.logvar.expand_as(mean)
+
+    def decode(self, latents: Latents) -> Images:
+        """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
+        raw = latents * self.latent_std + self.latent_mean
+        images: Tensor = self.synthesis(raw) + self.decoder(raw)
+        return images
+
+
+def zero_init(layer: nn.Conv2d) -> None:
+    """Set weight and bias of ``layer`` to zero."""
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def save_patch_autoencoder(path: Path, autoencoder: PatchAutoencoder) -> None:
+    """Write the weights to ``path`` as safetensors, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as partial:
+        # save_file makes it readable by its user only, and a pod may run as another user.
+        partial.write_bytes(save({k: v.contiguous() for k, v in autoencoder.state_dict().items()}))
+
+
+def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
+    """Return the frozen autoencoder in ``path``; DataError if it is missing or another model's."""
+    autoencoder = PatchAutoencoder()
+    try:
+        autoencoder.load_state_dict(load(path.read_bytes()))
+    except FileNotFoundError:
+        raise DataError(
+            f"{path}: missing; `fluxtrain prepare openmoji` makes the patch autoencoder"
+        ) from None
+    except Exception as error:  # safetensors and torch raise many types
+        raise DataError(f"{path}: does not hold a patch autoencoder ({error})") from None
+    return autoencoder.eval().requires_grad_(False)
+
+
+# Loads the autoencoder of the config, of either kind.
+
 
 Codec = Autoencoder | PatchAutoencoder
 Decoder = Callable[[Float[Tensor, "b ch h w"]], Float[Tensor, "b 3 H W"]]

@@ -16,18 +16,15 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import EncodersConfig, is_single_file
-from fluxtrain.data.batch import Batch, DrawnBatch, ImageBatch
-from fluxtrain.data.dataset import Encodings
-from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.images.dataset import ImageDataset
-from fluxtrain.data.images.files import SampleError
+from fluxtrain.contract.run.precision import EncodersConfig, is_single_file
+from fluxtrain.data.dataset import Batch, DrawnBatch, Encodings, ImageBatch
+from fluxtrain.data.images import ImageDataset, SampleError
 from fluxtrain.data.loader import AnyBatch
-from fluxtrain.draws import Array
+from fluxtrain.data.sources import EmptyText
 from fluxtrain.encode.codec import Codec, load_codec
-from fluxtrain.encode.text import TextEncoder, load_text_encoder
-from fluxtrain.encode.text_file import check_file
+from fluxtrain.encode.text import TextEncoder, check_file, load_text_encoder
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.runtime.draws import Array
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,22 @@ ends with the exit code of the trainers.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from uuid import uuid4
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from fluxtrain.contract.launch import (
+from fluxtrain.contract.process import (
     ENV_GPUS,
     ENV_NODE_NAME,
     ENV_POD_UID,
@@ -26,22 +30,18 @@ from fluxtrain.contract.launch import (
     ENV_STARTED,
     ENV_TERMINATION_MESSAGE,
     RunPaths,
+    agent_name,
 )
-from fluxtrain.contract.members import agent_name
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
-from fluxtrain.gpus import require_gpus
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.environment import prepare_for_gpus
-from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
-from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
-from fluxtrain.launch.process_start import process_start
-from fluxtrain.launch.rendezvous import BACKEND, MembershipRendezvous
-from fluxtrain.launch.snapshot_volume import emptied
+from fluxtrain.launch.environment import emptied, prepare_for_gpus
+from fluxtrain.launch.rendezvous_handler import BACKEND, MembershipRendezvous, register
+from fluxtrain.launch.torchrun import FatalTrainerError, Peers, process_start, raise_on_fatal_error
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
-from fluxtrain.rendezvous.messages import Heartbeat
-from fluxtrain.rendezvous.rank_order import rank_order_key
-from fluxtrain.report.termination_message import write_termination_log
+from fluxtrain.rendezvous.messages import Heartbeat, Key, rank_order_key
+from fluxtrain.report.progress import write_termination_log
+from fluxtrain.runtime.devices import require_gpus
+from fluxtrain.runtime.progress import handled
 
 _ENDPOINT, _RUN_ID = "PET_RDZV_ENDPOINT", "PET_RDZV_ID"
 
@@ -103,3 +103,50 @@ def _rendezvous(address: str) -> MembershipRendezvous:
         node_name=os.environ.get(ENV_NODE_NAME, ""),
     )
     return MembershipRendezvous(Client(host, int(port), key, beat), agent, address)
+
+
+# What agents in pods and on nodes without Kubernetes share: heartbeats, lost rendezvous, SIGTERM.
+
+
+RETRY_SECONDS = 1.0
+"""Between two attempts to join: a rendezvous that another agent closed stays closed until somebody acts."""
+
+
+@contextmanager
+def joined(rendezvous: MembershipRendezvous) -> Iterator[Peers]:
+    """Send heartbeats until the end, and report that the agent leaves; yield what the agent asks."""
+    register(rendezvous)
+    rendezvous.client.start()
+    try:
+        yield Peers(
+            rendezvous.stop_seconds,
+            rendezvous.was_interrupted,
+            rendezvous.report_progress,
+            rendezvous.trainers_failed,
+            lambda: rendezvous.generation,
+        )
+    finally:
+        rendezvous.client.stop(leaving=True)
+
+
+def print_lost(error: Exception) -> None:
+    """Print that the rendezvous was lost by ``error`` and is joined again."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def raise_on_sigterm() -> Iterator[None]:
+    """Raise SignalException on the first SIGTERM, before torchrun installs its own handler.
+
+    The agent may be process 1 of its container: the kernel ignores a signal without a handler, so the pod
+    would run until the end of its grace period.
+    """
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signum, signal.SIG_IGN)  # the end that has begun must not be interrupted
+        sigval = signal.Signals(signum)
+        raise SignalException(f"received {sigval.name}", sigval=sigval)
+
+    with handled(handle, signal.SIGTERM):
+        yield

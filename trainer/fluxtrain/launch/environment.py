@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
+import os
 import resource
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.gpu_environment import gpu_environment
+from fluxtrain.contract.process import gpu_environment
+from fluxtrain.state.free_memory import SHARED_MEMORY, Bound, MemoryWatch
+from fluxtrain.state.slots import IMAGE, RECORD
 
 _SHOWN = ("CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "NCCL_", "RCCL_", "ROCR_", "TORCH_")
 """Prefixes of the variables that GPUs, collectives and torch read."""
@@ -71,3 +79,106 @@ def _memlock_warning(limit: int) -> str:
         "LimitMEMLOCK=infinity for the nodes' container runtime or slurmd, or `ulimit -l unlimited` before "
         "`fluxtrain run` (docs/operator.md, RDMA)"
     )
+
+
+# The folder in memory for snapshots: created for a run on this machine, emptied when the launcher
+# ends.
+
+
+_ATTEMPTS = 10
+_RESERVE_PART = 0.5
+"""Trainers drop their snapshots earlier; this is for those that no trainer has mapped."""
+
+
+@contextmanager
+def local_volume(
+    output: Path, parent: Path = SHARED_MEMORY, node: str = ""
+) -> Iterator[Path | None]:
+    """Create the folder in ``parent`` for the run in ``output``, which is locked; remove it at the end.
+
+    ``node`` tells nodes of a run on the same machine apart.
+    What killed launchers left, of any run of this user, is removed first. Yields None, after one line of
+    text, if the folder cannot be created.
+    """
+    prefix = f"fluxtrain-{os.getuid()}-"
+    for left in parent.glob(f"{prefix}*"):
+        _remove_if_unused(left)
+    name = f"{output.resolve()}\0{node}" if node else str(output.resolve())
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    folder = parent / f"{prefix}{digest}"
+    try:
+        lock = _create_locked(folder)
+    except OSError as error:
+        text = f"no snapshots in memory: {folder} cannot be created ({error.strerror})"
+        print(f"fluxtrain: {text}", file=sys.stderr)
+        yield None
+        return
+    try:
+        with _watched(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _create_locked(folder: Path) -> int:
+    """Create ``folder``, or empty what is left of it, and return a descriptor that locks it."""
+    for _ in range(_ATTEMPTS):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700)  # fails if another user has created it
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        if _is_locked_by(descriptor, folder):
+            return descriptor
+        os.close(descriptor)  # another launcher removes what looked unused
+    raise FileExistsError(errno.EEXIST, "other launchers remove it", str(folder))
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Remove ``folder`` unless a launcher that runs has locked it; the kernel unlocks when one is killed."""
+    with suppress(OSError):  # another launcher has removed it, or it is no folder of this user
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            if _is_locked_by(descriptor, folder):
+                shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _is_locked_by(descriptor: int, folder: Path) -> bool:
+    """Lock ``folder`` through ``descriptor``; return whether that succeeded and it still exists."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except OSError:
+        return False
+
+
+@contextmanager
+def emptied(volume: Path | None) -> Iterator[None]:
+    """Remove the contents of ``volume``, the mount of a pod, at the end."""
+    if volume is None or not volume.is_dir():
+        yield
+        return
+    try:
+        with _watched(volume):
+            yield
+    finally:
+        for path in volume.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _watched(volume: Path) -> MemoryWatch:
+    """Return a watch that removes the snapshots in ``volume`` when memory is short, also between trainers."""
+
+    def remove(bound: Bound) -> bool:
+        snapshots = sorted(volume.glob(f"start_*/*{RECORD}")) + sorted(
+            volume.glob(f"start_*/*{IMAGE}")
+        )
+        for path in snapshots:
+            path.unlink(missing_ok=True)
+        if snapshots:
+            text = f"the snapshots in memory were removed: {bound}"
+            print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+        return bool(snapshots)
+
+    return MemoryWatch(volume, remove, _RESERVE_PART)

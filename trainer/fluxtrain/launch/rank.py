@@ -17,9 +17,9 @@ from pkgutil import resolve_name
 
 from prometheus_client import CollectorRegistry
 
-from fluxtrain.contract.launch import ENV_CONFIG, ENV_FATAL_ERROR, STACKS_SIGNAL, RunPaths
+from fluxtrain.contract.model_base import validate
+from fluxtrain.contract.process import ENV_CONFIG, ENV_FATAL_ERROR, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.validation import validate
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
@@ -30,19 +30,19 @@ from fluxtrain.errors import (
     EXIT_USAGE,
     FluxtrainError,
 )
-from fluxtrain.numa import bind_near_gpu
-from fluxtrain.progress import Progress
-from fluxtrain.report.node_progress import publish
-from fluxtrain.report.server import serve
-from fluxtrain.report.sinks.packages import require_packages
+from fluxtrain.report.endpoint import serve
+from fluxtrain.report.progress import publish
+from fluxtrain.report.sinks import require_packages
+from fluxtrain.runtime.devices import bind_near_gpu
+from fluxtrain.runtime.progress import Progress
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 TASKS = {
-    "train": "fluxtrain.train:train",
+    "train": "fluxtrain.train.loop:train",
     "prepare": "fluxtrain.prepare.task:prepare",
-    "preprocess": "fluxtrain.precompute:preprocess",
-    "evaluate": "fluxtrain.evaluation_task:evaluate_model",
+    "preprocess": "fluxtrain.prepare.preprocess:preprocess",
+    "evaluate": "fluxtrain.train.evaluation_task:evaluate_model",
     "sample": "fluxtrain.sample.task:sample_prompts",
     "benchmark": "fluxtrain.benchmark.task:benchmark",
 }
@@ -86,17 +86,21 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
     publish(progress)
     with ExitStack() as stack:
         with _serving(progress, config, paths):  # until the task serves its metrics too
-            from fluxtrain.distributed import connects_at_start, end_with_parent, process_group
+            from fluxtrain.parallel.distributed import (
+                connects_at_start,
+                end_with_parent,
+                process_group,
+            )
 
             end_with_parent()
-            from fluxtrain.random_seed import with_seed
+            from fluxtrain.state.random_seed import with_seed
 
             task = resolve_name(TASKS[config.task])
             with_gpus = config.task not in WITHOUT_GPUS
             group = process_group(progress, with_gpus, connects_at_start(config))
             world = stack.enter_context(group)
             if config.task == "train":
-                from fluxtrain.plan.resharding import settle_resharding_of
+                from fluxtrain.plan.memory import settle_resharding_of
 
                 config = settle_resharding_of(world, config)
             config = with_seed(config, paths.output, world)

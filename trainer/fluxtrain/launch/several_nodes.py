@@ -22,40 +22,35 @@ from uuid import uuid4
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain import __version__
-from fluxtrain.contract.describe import iter_fields
-from fluxtrain.contract.launch import CONFIG_FILE, LOST_SECONDS, RunPaths
-from fluxtrain.contract.members import agent_name
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.immutable_fields import value_at
+from fluxtrain.contract.model_base import iter_fields
+from fluxtrain.contract.process import CONFIG_FILE, LOST_SECONDS, RunPaths, agent_name
+from fluxtrain.contract.run.config import RunConfig, value_at
 from fluxtrain.errors import (
     EXIT_DIVERGED,
+    EXIT_ERROR,
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_STORAGE,
     EXIT_USAGE,
     ConfigError,
     FluxtrainError,
+    NodesError,
     RefusedError,
     StorageError,
 )
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.elastic_agent import Peers
-from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
-from fluxtrain.launch.joining import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
-from fluxtrain.launch.node_rendezvous import NodeRendezvous
+from fluxtrain.launch.agent import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
 from fluxtrain.launch.nodes import Endpoint, Nodes, find_endpoint, interface_of, serves
-from fluxtrain.launch.rendezvous import BACKEND
-from fluxtrain.rendezvous.admission import Admission
+from fluxtrain.launch.rendezvous_handler import BACKEND, MembershipRendezvous
+from fluxtrain.launch.torchrun import FatalTrainerError, Peers, raise_on_fatal_error
 from fluxtrain.rendezvous.client import Client
-from fluxtrain.rendezvous.key import Key
-from fluxtrain.rendezvous.key_file import KEY_FILE, create_key, wait_for_key
 from fluxtrain.rendezvous.membership import Limits
-from fluxtrain.rendezvous.messages import Heartbeat
-from fluxtrain.rendezvous.service import Sessions, serve
+from fluxtrain.rendezvous.messages import KEY_FILE, Heartbeat, Key, Reply, create_key, wait_for_key
+from fluxtrain.rendezvous.service import Admission, Sessions, serve
 
 _OF_ALL = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 """Exit codes of errors that every node would find: one that finds one ends the run."""
@@ -220,3 +215,71 @@ def _serve_others(sessions: Sessions, code: int) -> None:
     print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
     while sessions.members()["alive"]:
         time.sleep(1)
+
+
+# The rendezvous of a node without Kubernetes: no operator acts, so a wait has an end.
+
+
+_REFUSED_SECONDS = 2 * LOST_SECONDS
+"""The rank of a node that was killed is free again before."""
+
+
+class NodeRendezvous(MembershipRendezvous):
+    """Joins generations like an agent in a pod, but not for ever."""
+
+    def __init__(self, client: Client, agent: str, local_address: str, nodes: Nodes) -> None:
+        """Wait for as many ``nodes``, and as long, as they say."""
+        super().__init__(client, agent, local_address)
+        self.local_address, self._nodes = local_address, nodes
+        self._since = time.monotonic()
+        self._told = ""
+
+    def closed_code(self) -> int:
+        """Return the exit code of all nodes, once the run has ended."""
+        reply = self.client.reply
+        return EXIT_ERROR if reply is None else reply.exit_code
+
+    def end_for_all(self, code: int) -> None:
+        """End the run on all nodes with the exit ``code``."""
+        self.client.update(closing=True, exit_code=code)
+
+    def _join(self) -> tuple[str, ...]:
+        self._since, self._told = time.monotonic(), ""
+        return super()._join()
+
+    def _while_waiting(self, reply: Reply | None) -> None:
+        """Print what is waited for; RefusedError or NodesError if it does not come."""
+        now = time.monotonic()
+        if reply is not None and self._agent in reply.world:
+            return  # of a generation that has just formed
+        if reply is not None and reply.refused and now - self._since > _REFUSED_SECONDS:
+            raise RefusedError(reply.refused)
+        if reply is not None and _is_spare(reply):
+            self._since = now
+        missing = self._missing(reply)
+        if now - self._since > self._nodes.timeout_seconds:
+            raise NodesError(f"{missing}, for {self._nodes.timeout_seconds:g} s")
+        if missing != self._told:
+            print(f"fluxtrain: {missing}", file=sys.stderr, flush=True)
+            self._told = missing
+
+    def _missing(self, reply: Reply | None) -> str:
+        if reply is None or self.client.problem:
+            return f"no answer of the rendezvous at {self._nodes.endpoint} ({self.client.problem})"
+        if reply.refused:
+            return reply.refused
+        wanted = self._nodes.wanted_nodes
+        fewest = "" if wanted == self._nodes.min_nodes else f"; {self._nodes.min_nodes} are enough"
+        return f"{reply.waiting} of {wanted} nodes have come to the rendezvous{fewest}"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a generation with this node, and print its size."""
+        info = super().next_rendezvous()
+        text = f"world of {info.world_size} nodes; this is node {info.rank}"
+        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+        return info
+
+
+def _is_spare(reply: Reply) -> bool:
+    """Return whether others train, and need no further node at present."""
+    return reply.generation > 0 and not reply.broken

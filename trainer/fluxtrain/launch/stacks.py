@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fluxtrain.contract.launch import STACKS_SIGNAL
-from fluxtrain.contract.stacks import STACKS_SECONDS, RankProcess
+from fluxtrain.contract.process import STACKS_SECONDS, STACKS_SIGNAL, RankProcess
 
 RANK_MODULE = "fluxtrain.launch.rank"
 """Module that torchrun starts as a rank."""

@@ -7,53 +7,65 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
 from uuid import uuid4
 
 import torch
 from prometheus_client import CollectorRegistry
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher import api
 from torch.distributed.run import config_from_args, get_args_parser
 
-from fluxtrain.adapter.initial import initial_parameters
-from fluxtrain.compilation import compiles
-from fluxtrain.contract.launch import (
+from fluxtrain.adapter.opening import initial_parameters
+from fluxtrain.contract.process import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENV_CONFIG,
+    ENV_FATAL_ERROR,
+    ENV_GENERATION,
+    ENV_NODE_PROGRESS,
     ENV_OWN_STORE,
     ENV_SHUTDOWN_SECONDS,
+    PROCESS_FAILED,
+    PROCESS_KILLED,
+    PROCESS_OUT_OF_MEMORY,
+    STACKS_SECONDS,
+    STACKS_SIGNAL,
     RunPaths,
 )
 from fluxtrain.contract.run.closed_division import begins_closed
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.sharding import require_replicas
-from fluxtrain.data.images.dataset import ImageDataset
-from fluxtrain.data.layouts.detect import SlowRandomAccess
+from fluxtrain.contract.run.config import RunConfig, require_replicas
+from fluxtrain.data.formats.convert import SlowRandomAccess
+from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, DataError, StorageError
-from fluxtrain.files import atomic_write, exclusive_lock
-from fluxtrain.launch.elastic_agent import ALONE, ElasticAgent, Peers
-from fluxtrain.launch.environment import prepare_for_gpus
-from fluxtrain.launch.fatal_errors import FatalTrainerError, raise_on_fatal_error
-from fluxtrain.launch.process_start import process_start
-from fluxtrain.launch.snapshot_volume import local_volume
-from fluxtrain.launch.trainer_progress import trainer_progress
-from fluxtrain.picture_cache import check_pictures
-from fluxtrain.progress import Progress
-from fluxtrain.random_seed import with_any_seed
-from fluxtrain.report.server import serve
-from fluxtrain.report.sinks.packages import require_packages
-from fluxtrain.run_state import (
+from fluxtrain.launch.environment import local_volume, prepare_for_gpus
+from fluxtrain.parallel.compile import compiles
+from fluxtrain.parallel.node_memory import takes_snapshots
+from fluxtrain.picture_cache.stage import check_pictures
+from fluxtrain.report.endpoint import serve
+from fluxtrain.report.progress import LATE, RankProgress, read_ranks
+from fluxtrain.report.sinks import require_packages
+from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.progress import Progress, handled
+from fluxtrain.sample.prompts import check_sampling
+from fluxtrain.state.free_memory import out_of_memory_kills
+from fluxtrain.state.random_seed import with_any_seed
+from fluxtrain.state.run_state import (
     RunState,
     changed_decay,
     check_continued_run,
@@ -62,10 +74,254 @@ from fluxtrain.run_state import (
     read_state,
     step_of,
 )
-from fluxtrain.sample.prompts import check_sampling
-from fluxtrain.snapshot_size import takes_snapshots
-from fluxtrain.weights.base import require_same_base
-from fluxtrain.weights.reader import initial_weights
+from fluxtrain.weights.reader import initial_weights, require_same_base
+
+# The time at which this process began: the start of MLPerf's initialisation, before anything is
+# imported.
+
+
+_START_FIELD = 19
+"""Index of the start, in clock ticks since boot, in /proc/PID/stat after the name of the process."""
+
+
+def process_start(root: Path = Path("/proc")) -> float:
+    """Return the Unix time at which this process began, by its kernel; the present time without /proc."""
+    now = time.time()
+    try:
+        fields = (root / "self/stat").read_text().rpartition(")")[2].split()
+        ticks, uptime = int(fields[_START_FIELD]), float((root / "uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return now
+    age = uptime - ticks / os.sysconf("SC_CLK_TCK")
+    return now - max(0.0, age)
+
+
+# Errors of a trainer that a restart by torchrun would only repeat.
+
+
+class FatalTrainerError(Exception):
+    """A trainer of this node failed with an error that a restart in place cannot fix."""
+
+    def __init__(self, code: int, message: str) -> None:
+        """Take the trainer's exit ``code`` and ``message``."""
+        self.code, self.message = code, message
+        super().__init__(message)
+
+
+@contextmanager
+def raise_on_fatal_error(path: Path) -> Iterator[None]:
+    """Raise FatalTrainerError if a trainer reports one: torchrun would restart it, whatever its exit code."""
+    os.environ[ENV_FATAL_ERROR] = str(path)
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        error = json.loads(path.read_text())
+        raise FatalTrainerError(error["code"], error["message"])
+
+    with handled(handle, signal.SIGUSR1):
+        yield
+
+
+# Why trainers failed and are started again, as their agent tells it to the rendezvous service.
+
+
+def restart_cause(exit_codes: Collection[int], out_of_memory: bool) -> str:
+    """Return the cause of a restart after trainers ended with ``exit_codes``, negative for signals.
+
+    ``out_of_memory`` is whether the kernel has killed a process of the container for its memory meanwhile.
+    """
+    if out_of_memory and -signal.SIGKILL in exit_codes:
+        return PROCESS_OUT_OF_MEMORY
+    return PROCESS_KILLED if any(code < 0 for code in exit_codes) else PROCESS_FAILED
+
+
+def num_out_of_memory_kills(root: Path = Path("/")) -> int:
+    """Return how many processes of this container the kernel has killed for its memory; 0 if unknown."""
+    return max(out_of_memory_kills(root), default=0)
+
+
+# The progress of this node's trainers, as its agent sees it: reports it, prints the stacks of a
+# stall.
+#
+# Stacks are printed by the trainers themselves, at a signal whose handler needs neither their main
+# thread nor Python's lock.
+
+
+_POLL_SECONDS = 1.0
+_STALLED = 0.5
+"""Stacks are printed after this fraction of the time without progress after which the operator restarts."""
+
+
+class TrainerProgress:
+    """The progress of the ranks of this node."""
+
+    def __init__(self, on_progress: Callable[[Sequence[RankProgress]], None]) -> None:
+        """Call ``on_progress`` with the progress of the ranks at each poll."""
+        self._on_progress = on_progress
+        self._has_printed = False  # since the last progress
+        self._lock = threading.Lock()
+
+    def poll(self) -> None:
+        """Report the progress, and print the stacks of all ranks once if none makes any."""
+        ranks = read_ranks()
+        self._on_progress(ranks)
+        self._print_if_stalled(ranks, _STALLED)
+
+    def print_if_stalled(self) -> None:
+        """Print the stacks of all ranks if all are late; called before they are stopped."""
+        self._print_if_stalled(read_ranks(), LATE)
+
+    def _print_if_stalled(self, ranks: Sequence[RankProgress], fraction: float) -> None:
+        with self._lock:
+            stalled = are_stalled(ranks, time.monotonic(), fraction)
+            if stalled and not self._has_printed:
+                print_stacks(ranks)
+            self._has_printed = stalled
+
+
+def are_stalled(ranks: Sequence[RankProgress], now: float, fraction: float) -> bool:
+    """Return whether no rank has made progress for ``fraction`` of its time; False without ranks."""
+    return bool(ranks) and all(
+        rank.seconds_since_progress(now) >= fraction * rank.stall_seconds() for rank in ranks
+    )
+
+
+def print_stacks(ranks: Sequence[RankProgress]) -> None:
+    """Make ``ranks`` print the stacks of their threads, one after the other."""
+    for rank in ranks:
+        seconds = rank.seconds_since_progress(time.monotonic())
+        where = f": {rank.stack}" if rank.stack else ""
+        text = f"no progress for {seconds:.0f} s in phase {rank.phase}, step {rank.step}{where}"
+        print(f"fluxtrain: rank {rank.rank}: {text}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # it has just ended
+            os.kill(rank.pid, STACKS_SIGNAL)
+        time.sleep(STACKS_SECONDS)
+
+
+@contextmanager
+def trainer_progress(
+    on_progress: Callable[[Sequence[RankProgress]], None],
+) -> Iterator[TrainerProgress]:
+    """Make the trainers started meanwhile write their progress, and poll it once a second."""
+    progress, stopped = TrainerProgress(on_progress), threading.Event()
+
+    def poll() -> None:
+        while not stopped.wait(_POLL_SECONDS):
+            progress.poll()
+
+    with tempfile.TemporaryDirectory(prefix="fluxtrain-", ignore_cleanup_errors=True) as folder:
+        os.environ[ENV_NODE_PROGRESS] = folder
+        thread = threading.Thread(target=poll, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield progress
+        finally:
+            stopped.set()
+            thread.join()
+            del os.environ[ENV_NODE_PROGRESS]
+
+
+# torchrun's agent of one node, which knows of the other nodes by `Peers`.
+
+
+_RESTART_SECONDS = 30
+"""From SIGTERM to SIGKILL of trainers that start again: torchrun's default."""
+_EXIT_BARRIER_SECONDS = 10
+"""How long an agent waits for the other agents after its trainers succeeded; usually milliseconds.
+
+Trainers end together (see `process_group`), so an agent that does not arrive is lost. Torchrun's default
+is five minutes."""
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What an agent asks about the other nodes of a run, and tells them; by default there are none."""
+
+    stop_seconds: Callable[[], int | None] = lambda: None
+    """Returns the seconds from SIGTERM to SIGKILL of the trainers; torchrun's if it returns None."""
+    were_interrupted: Callable[[], bool] = lambda: False
+    """Returns whether the generation before lost a node, or was ended by the operator."""
+    on_progress: Callable[[Sequence[RankProgress]], None] = lambda ranks: None
+    """Called once a second with the progress of this node's trainers."""
+    on_failure: Callable[[str], None] = lambda cause: None
+    """Called with the cause when trainers failed that will be started again; not if they were stopped."""
+    generation: Callable[[], int] = lambda: 0
+    """Returns the generation that the trainers run in; 0 on a single machine."""
+
+
+ALONE = Peers()
+"""Of a run on a single machine."""
+
+
+class ElasticAgent(LocalElasticAgent):
+    """torchrun's agent; trainers whose peers are lost end within seconds.
+
+    That uses no restart, nor do trainers that a peer's agent stopped: all ranks stop together.
+    """
+
+    def __init__(
+        self, *arguments: Any, peers: Peers, progress: TrainerProgress, **options: Any
+    ) -> None:
+        """Take what torchrun's agent takes; ``progress`` prints the stacks of stalled trainers."""
+        options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
+        super().__init__(*arguments, **options)
+        self._peers, self._progress = peers, progress
+        self._has_failed = False  # the trainers before the present rendezvous
+        self._were_stopped = False
+        self._result = RunResult(WorkerState.INIT)
+        self._num_kills = 0  # out of memory, before the present trainers started
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
+    ) -> None:
+        if isinstance(sys.exception(), SignalException):
+            # Slurm signals every process of a step, and some twice: the end must not be interrupted
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if death_sig != signal.SIGKILL:
+            self._progress.print_if_stalled()
+        super()._shutdown(death_sig, timeout)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        seconds = self._peers.stop_seconds()
+        if seconds is None:
+            super()._stop_workers(worker_group)
+        elif seconds == 0:
+            self._shutdown(signal.SIGKILL)
+        else:
+            self._shutdown(signal.SIGTERM, seconds)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._result = super()._monitor_workers(worker_group)
+        return self._result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        self._has_failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+        codes = [failure.exitcode for failure in self._result.failures.values()]
+        self._were_stopped = bool(codes) and set(codes) == {EXIT_STOPPED}
+        if self._has_failed and not self._were_stopped:
+            self._peers.on_failure(
+                restart_cause(codes, num_out_of_memory_kills() > self._num_kills)
+            )
+        super()._restart_workers(worker_group)
+        self._has_failed = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the trainers, and keep their number of restarts for the agent's termination message."""
+        restarts = worker_group.spec.max_restarts - self._remaining_restarts
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
+        self._num_kills = num_out_of_memory_kills()
+        os.environ[ENV_GENERATION] = str(self._peers.generation())
+        ids: dict[int, Any] = super()._start_workers(worker_group)
+        return ids
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Join the next generation; trainers of one that was interrupted use no restart if they failed."""
+        super()._rendezvous(worker_group)
+        if self._has_failed and (self._were_stopped or self._peers.were_interrupted()):
+            self._remaining_restarts += 1
+
+
+# The launcher around torchrun: starts the trainers of this machine and returns how they ended.
+
 
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_MAX_": "0",
@@ -132,7 +388,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
     """
     # each task's imports take as long as the checks
     if config.task == "preprocess":
-        from fluxtrain.precompute import open_outputs
+        from fluxtrain.prepare.preprocess_output import open_outputs
 
         open_outputs(config, paths.data, paths.models)
     elif config.task == "prepare":
@@ -144,11 +400,11 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
 
         check_sample_task(config, paths)
     elif config.task == "evaluate":
-        from fluxtrain.evaluation_task import check_evaluate_task
+        from fluxtrain.train.evaluation_task import check_evaluate_task
 
         check_evaluate_task(config, paths)
     elif config.task == "benchmark":
-        from fluxtrain.benchmark.check import check_benchmark
+        from fluxtrain.benchmark.task import check_benchmark
 
         check_benchmark(config, paths)
     else:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+from fluxtrain.contract.process import MLPERF_TOKEN
+from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.explain import explain, path_finding, sanitize
-from fluxtrain.mlperf.lines import MAX_BYTES, read_lines
-from fluxtrain.mlperf.tools import TIMEOUT_SECONDS, run_tool
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
@@ -112,3 +118,482 @@ def _records(output: str) -> list[str]:
             records.append([])
         records[-1].append(line)
     return ["\n".join(record) for record in records]
+
+
+# Parse the ``:::MLLOG`` lines of a file as MLCommons' parser does.
+
+
+TOKEN = MLPERF_TOKEN
+MAX_BYTES = 256 * 2**20
+"""Of a log: that of a run is below one MiB; a pod's log has other lines too."""
+_MAX_NUMBER = 2**53
+"""Greater counts and times are no numbers that a program has counted."""
+_MAX_FLOAT = sys.float_info.max
+_FIELDS = ("time_ms", "key", "value", "metadata")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line with the token; ``fault`` is the parse error, empty if the line is a valid event."""
+
+    number: int  # of the line in the file, from 1
+    text: str  # from the token on
+    fields: dict[str, Any]
+    fault: str = ""
+
+    @property
+    def key(self) -> str:
+        """Return the event's key, the empty string if it has none."""
+        return str(self.fields.get("key", ""))
+
+    @property
+    def value(self) -> Any:
+        """Return the event's value."""
+        return self.fields.get("value")
+
+    @property
+    def place(self) -> str:
+        """Return the event's key with the number of its line."""
+        return f"{self.key} (line {self.number})"
+
+    @property
+    def samples(self) -> int | None:
+        """Return the event's samples_count, None if it has none."""
+        metadata = self.fields.get("metadata")
+        samples = metadata.get("samples_count") if isinstance(metadata, dict) else None
+        return samples if is_number(samples) and isinstance(samples, int) else None
+
+    @property
+    def measured(self) -> float | None:
+        """Return the event's value as a float, infinite beyond its range; None if it is no number."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if abs(value) > _MAX_FLOAT:
+            return math.inf if value > 0 else -math.inf
+        return float(value)
+
+
+def read_lines(path: Path) -> Iterator[LogLine]:
+    """Yield the lines with the token; text before the last token of a line is removed.
+
+    Latin-1 as in MLCommons' parser, which accepts every byte. Raises OSError if the file cannot be read.
+    """
+    with path.open(encoding="latin-1") as file:
+        for number, line in enumerate(file, 1):
+            if TOKEN in line:
+                yield parse(number, TOKEN + line.rsplit(TOKEN, 1)[1].strip())
+
+
+def parse(number: int, text: str) -> LogLine:
+    """Return the parsed line ``text``, which starts with the token."""
+    try:
+        fields = json.loads(text.removeprefix(TOKEN))
+    except (ValueError, RecursionError) as error:
+        return LogLine(number, text, {}, str(error))
+    if not isinstance(fields, dict):
+        return LogLine(number, text, {}, "not a JSON object")
+    if missing := [name for name in _FIELDS if name not in fields]:
+        return LogLine(number, text, fields, f"no {', '.join(missing)}")
+    if not isinstance(fields["metadata"], dict):
+        return LogLine(number, text, fields, "metadata is not an object")
+    if not is_number(fields["time_ms"]):
+        return LogLine(number, text, fields, "time_ms is not a number")
+    return LogLine(number, text, fields)
+
+
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is a finite number of a size that occurs."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= _MAX_NUMBER
+
+
+# The allowed values of each key of a ``flux1`` log, and the field of the job that sets it.
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """The values that the checker accepts for a key, how to fix others, and why the key may be missing."""
+
+    allowed: str
+    fix: str = "fluxtrain writes this line; check the original log"
+    absent: str = "fluxtrain always writes it; check the original log"
+
+
+def _field(name: str) -> str:
+    return f"set spec.run.{name}"
+
+
+_FORMATS = (
+    "fp64, fp32, tf32, fp16, bfloat16, fp8, mxfp6 (6.1.0 only), nvfp4, mxfp4, int8, uint8, int4 "
+    "or uint4"
+)
+_ONE_OR_MORE = "a whole number from 1; an axis that is not used is 1"
+_SAMPLES = "samples_count in its metadata, after run_start"
+
+_LOSS = "a number, with samples_count in its metadata"
+_NOT_EVALUATED = "nothing was evaluated; set spec.run.evaluation.every_samples above 0"
+_NOT_OVER = "the run is not over; the same command resumes it"
+
+KEY_RULES: dict[str, KeyRule] = {
+    "submission_benchmark": KeyRule("flux1"),
+    "submission_org": KeyRule("any text but the empty one", _field("logging.mlperf.organization")),
+    "submission_platform": KeyRule("any text but the empty one", _field("logging.mlperf.platform")),
+    "submission_division": KeyRule("closed or open", _field("logging.mlperf.division")),
+    "cache_clear": KeyRule("any value"),
+    "init_start": KeyRule("to be before init_stop and run_start"),
+    "run_start": KeyRule("to be after init_stop, once"),
+    "run_stop": KeyRule("once, after run_start, with a status in its metadata", absent=_NOT_OVER),
+    "block_start": KeyRule(_SAMPLES, absent="no step was taken"),
+    "block_stop": KeyRule(_SAMPLES, absent=_NOT_OVER),
+    "eval_start": KeyRule(_SAMPLES),
+    "eval_stop": KeyRule(_SAMPLES),
+    "train_samples": KeyRule("any value but the empty text"),
+    "eval_samples": KeyRule("any value but the empty text"),
+    "global_batch_size": KeyRule("a number from 0", _field("schedule.global_batch_size")),
+    "gradient_accumulation_steps": KeyRule("a number above 0"),
+    "opt_name": KeyRule("adamw, in lower case"),
+    "opt_adamw_beta_1": KeyRule("exactly 0.9", _field("optim.beta1")),
+    "opt_adamw_beta_2": KeyRule("exactly 0.95", _field("optim.beta2")),
+    "opt_adamw_epsilon": KeyRule("exactly 1e-08", _field("optim.epsilon")),
+    "opt_adamw_weight_decay": KeyRule("exactly 0.1", _field("optim.weight_decay")),
+    "opt_gradient_clip_norm": KeyRule("exactly 1.0", _field("optim.max_grad_norm")),
+    "opt_base_learning_rate": KeyRule("a number from 0", _field("optim.learning_rate")),
+    "opt_learning_rate_warmup_steps": KeyRule("a number from 0", _field("schedule.warmup_steps")),
+    "lowest_numerical_precision_in_linear": KeyRule(_FORMATS, _field("precision.compute")),
+    "lowest_numerical_precision_in_attn": KeyRule(_FORMATS, _field("precision.compute")),
+    "lowest_numerical_precision_in_comm": KeyRule(_FORMATS, _field("precision.reduce")),
+    "tensor_parallelism": KeyRule(_ONE_OR_MORE),
+    "pipeline_parallelism": KeyRule(_ONE_OR_MORE),
+    "context_parallelism": KeyRule(_ONE_OR_MORE),
+    "expert_parallelism": KeyRule(_ONE_OR_MORE),
+    "micro_batch_size": KeyRule("a whole number from 1", _field("parallel.micro_batch_size")),
+    "config_filename": KeyRule("any value but the empty text"),
+    "eval_accuracy": KeyRule(_LOSS, absent=_NOT_EVALUATED),
+    "averaged_validation_loss": KeyRule(_LOSS, absent=_NOT_EVALUATED),
+}
+"""The rules of rulesets 5.1.0 to 6.1.0; ``init_stop`` and ``evaluation_frequency`` depend on other lines."""
+
+
+# Explain the checker's messages: what is wrong, what is allowed and what to change.
+
+
+_INIT_MINUTES = {"closed": 30, "open": 240}
+_MANY = 6  # with as many missing keys the beginning of the log is assumed to be lost
+_MAX_TEXT = 200
+_UNKNOWN_KEY = KeyRule("see MLCommons' training rules")
+
+_CHECK = re.compile(r"CHECK for '(?P<key>[^']+)' failed in line (?P<index>\d+):")
+_BROKEN = re.compile(r"Failed executing .*triggered by line ?:\n(?P<line>[^\n]*)", re.DOTALL)
+_COUNT = re.compile(r"Required (?:EXACTLY_ONE|AT_LEAST_ONE) occurrence of '(?P<key>[^']+)'")
+_FOUND = re.compile(r"but found (?P<count>\d+)(?P<different> with different values)?")
+_NEVER = re.compile(r"Failed checks for (?P<key>\w+) :")
+
+
+def explain(messages: Iterable[str], lines: Sequence[LogLine], ruleset: str) -> list[str]:
+    """Return one text per finding, the most likely cause first; never empty."""
+    if not lines:
+        return [f"no line holds '{TOKEN.strip()}': this is not an MLPerf log"]
+    messages = list(messages)
+    findings = [_fault(line) for line in lines if line.fault]
+    if any(message.startswith("Traceback") for message in messages):
+        return findings or _crash_causes(lines) or [_crash(messages)]
+    missing, others = [], []
+    for message in messages:
+        if (key := _missing_key(message)) is not None:
+            missing.append(key)
+        elif text := _explain_one(message, lines, ruleset):
+            others.append(text)
+    findings += _explain_missing(missing, lines) + others
+    return findings or [sanitize(message) for message in messages] or ["no reason was given"]
+
+
+def path_finding(lines: Iterable[LogLine]) -> str | None:
+    """Return the finding for a line whose value is a path, None if there is none.
+
+    The checker must not read such a log: it would open, and execute, the file.
+    """
+    for line in lines:
+        if line.key in ("submission_division", "submission_benchmark") and re.search(
+            r"[/\\\0]", str(line.value)
+        ):
+            return (
+                f"{line.key} (line {line.number}) is {_repr(line.value)}, a path; "
+                "the checker was not run, because it would open that file"
+            )
+    return None
+
+
+def sanitize(text: str, most: int = _MAX_TEXT) -> str:
+    """Return ``text`` shortened and without control characters, safe to print on a terminal."""
+    clean = "".join(c if c.isprintable() else " " for c in text)
+    return clean if len(clean) <= most else f"{clean[:most]}..."
+
+
+def counted(number: int, noun: str) -> str:
+    """Return the number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | None:
+    """Return the explanation of ``message``, None if it is only a warning or explained elsewhere."""
+    if match := _CHECK.match(message):
+        line = lines[int(match["index"])] if int(match["index"]) < len(lines) else lines[-1]
+        return _wrong_value(line, lines, ruleset)
+    if match := _BROKEN.match(message):
+        return _wrong_value(parse(0, match["line"]), lines, ruleset)
+    if match := _NEVER.match(message):
+        return _never_converged(match["key"], lines)
+    if match := _COUNT.match(message):
+        return _repeated(match["key"], message, lines)
+    return None
+
+
+def _wrong_value(line: LogLine, lines: Sequence[LogLine], ruleset: str) -> str:
+    """Explain a line whose value does not pass."""
+    if special := _SPECIAL.get(line.key):
+        return special(line, lines, ruleset)
+    rule = KEY_RULES.get(line.key, _UNKNOWN_KEY)
+    value = line.value
+    if value is None:  # start or end of an interval: its position and metadata are checked
+        return f"{_named(line, lines)} does not pass; needed: {rule.allowed}; {rule.fix}"
+    return f"{_named(line, lines)} is {_repr(value)}; allowed: {rule.allowed}; {rule.fix}"
+
+
+def _evaluation_frequency(line: LogLine, lines: Sequence[LogLine], ruleset: str) -> str:
+    head = f"{_named(line, lines)} is {_repr(line.value)}"
+    if ruleset != "6.1.0":
+        return (
+            f"{head}; ruleset {ruleset} allows {MLPERF_EVALUATION_SAMPLES} only, which needs a "
+            f"spec.run.schedule.global_batch_size that divides it, and "
+            f"spec.run.evaluation.every_samples {MLPERF_EVALUATION_SAMPLES}"
+        )
+    batch = _first(lines, "global_batch_size")
+    if batch is None or not isinstance(batch.value, int) or not 0 < batch.value <= 2**53:
+        return f"{head}; it is checked against global_batch_size, which must come before it"
+    if batch.number > _line_number(line, lines):
+        return f"{head}; global_batch_size must come before it (it is in line {batch.number})"
+    expected = math.ceil(MLPERF_EVALUATION_SAMPLES / batch.value) * batch.value
+    return (
+        f"{head}; with global_batch_size {batch.value} ruleset 6.1.0 allows {expected} only "
+        f"({MLPERF_EVALUATION_SAMPLES} rounded up to whole batches); "
+        f"set spec.run.evaluation.every_samples to {MLPERF_EVALUATION_SAMPLES}"
+    )
+
+
+def _init_stop(line: LogLine, lines: Sequence[LogLine], ruleset: str) -> str:
+    name, begin = _named(line, lines), _first(lines, "init_start")
+    division, run = _first(lines, "submission_division"), _first(lines, "run_start")
+    number = _line_number(line, lines)
+    if begin is None or begin.number > number:
+        return f"{name} is before any init_start"
+    if run is not None and run.number < number:
+        return f"{name} is after run_start; it must come before it"
+    if division is None or division.number > number:
+        return f"{name} is before submission_division, which sets its time limit"
+    minutes = (line.fields["time_ms"] - begin.fields["time_ms"]) / 60_000
+    limit = _INIT_MINUTES.get(str(division.value), 0)
+    return (
+        f"{name}: the initialisation took {minutes:.1f} minutes, the {division.value} division "
+        f"allows less than {limit}; build, load and compile faster"
+    )
+
+
+def _order(line: LogLine, lines: Sequence[LogLine], ruleset: str) -> str:
+    if line.key == "init_start":
+        return (
+            f"{_named(line, lines)} is after init_stop or run_start: the file contains two runs, "
+            "or a restart from the beginning; keep one run per file"
+        )
+    return f"{_named(line, lines)} is before init_stop"
+
+
+_SPECIAL: dict[str, Callable[[LogLine, Sequence[LogLine], str], str]] = {
+    "evaluation_frequency": _evaluation_frequency,
+    "init_stop": _init_stop,
+    "init_start": _order,
+    "run_start": _order,
+}
+
+
+def _never_converged(key: str, lines: Sequence[LogLine]) -> str:
+    values = [line for line in lines if line.key == key]
+    numbers = [one for one in values if isinstance(one.value, float) and one.value > 0]
+    if not numbers:
+        return f"{key} is never a number above 0; the target is {MLPERF_TARGET_LOSS} or less"
+    best = min(numbers, key=lambda one: float(one.value))
+    return (
+        f"the target was not reached: {key} was {best.value:.5g} at best, after {best.samples} "
+        f"samples, in {len(values)} evaluations; needed: above 0 and at most {MLPERF_TARGET_LOSS}"
+    )
+
+
+def _repeated(key: str, message: str, lines: Sequence[LogLine]) -> str | None:
+    match = _FOUND.search(message)
+    if match is None or not match["different"]:
+        return None  # equal values several times are a warning only
+    places = ", ".join(str(line.number) for line in lines if line.key == key)
+    return (
+        f"{key} occurs {match['count']} times with different values (lines {sanitize(places)}); "
+        "allowed: once; keep one run per file"
+    )
+
+
+def _missing_key(message: str) -> str | None:
+    match, count = _COUNT.match(message), _FOUND.search(message)
+    if match is None or (count is not None and int(count["count"]) > 0):
+        return None
+    return match["key"].replace("epoch_", "block_")
+
+
+def _explain_missing(keys: list[str], lines: Sequence[LogLine]) -> list[str]:
+    if len(keys) < _MANY:
+        return [f"{key} is missing; {KEY_RULES.get(key, _UNKNOWN_KEY).absent}" for key in keys]
+    if _first(lines, "run_resumed") and _first(lines, "run_start") is None:
+        why = "the file was lost before the run resumed; the log can only be recreated by a new run"
+    else:
+        why = "the log was truncated or rotated; use the mlperf.log in the run's output folder"
+    return [f"{len(keys)} keys are missing, including {', '.join(keys[:3])}: {why}"]
+
+
+def _fault(line: LogLine) -> str:
+    hint = "no other text may follow the JSON or be mixed with it on its line"
+    text = f"line {line.number} cannot be read ({sanitize(line.fault)}): {sanitize(line.text[:60])}"
+    return text if line.fields else f"{text}; {hint}"
+
+
+def _crash_causes(lines: Sequence[LogLine]) -> list[str]:
+    """Return the lines that are known to crash the checker."""
+    causes = []
+    for line in lines:
+        given = f"{line.key} (line {line.number}) is {_repr(line.value)}"
+        if line.key in ("eval_accuracy", "averaged_validation_loss"):
+            if not isinstance(line.value, int | float):
+                causes.append(f"{given}, not a number")
+        elif line.key == "submission_division" and line.value not in _INIT_MINUTES:
+            rule = KEY_RULES[line.key]
+            causes.append(f"{given}; allowed: {rule.allowed}; {rule.fix}")
+        elif line.key == "submission_benchmark" and line.value != "flux1":
+            causes.append(f"{given}; allowed: flux1")
+    return [f"{cause}; the checker crashed on it" for cause in causes]
+
+
+def _crash(messages: list[str]) -> str:
+    trace = next(message for message in messages if message.startswith("Traceback"))
+    return f"the checker crashed ({sanitize(trace.splitlines()[-1])}); no line explains it"
+
+
+def _first(lines: Iterable[LogLine], key: str) -> LogLine | None:
+    return next((line for line in lines if line.key == key), None)
+
+
+def _line_number(line: LogLine, lines: Sequence[LogLine]) -> int:
+    """Return the line's number; the checker sometimes reports its text only."""
+    return line.number or next((one.number for one in lines if one.text == line.text), 0)
+
+
+def _named(line: LogLine, lines: Sequence[LogLine]) -> str:
+    return f"{line.key} (line {_line_number(line, lines)})"
+
+
+def _repr(value: object) -> str:
+    return sanitize(repr(value))
+
+
+# Run MLCommons' tools on a package, in the order that their side effects require.
+#
+# Several of them always exit with 0, so success is determined from the output. The package checker
+# runs before the summarizer, which applies the scaling factor that the checker wrote.
+
+
+TIMEOUT_SECONDS = 600.0
+"""Time limit of one tool."""
+_LEVELS = ("ERROR - ", "WARNING - ")
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """Result of one tool, with its errors, or with its warnings if it passed."""
+
+    tool: str
+    passed: bool
+    messages: list[str]
+
+
+@dataclass(frozen=True)
+class _Tool:
+    name: str
+    arguments: tuple[str, ...]
+    success: tuple[str, ...]  # all of them must be in the output
+
+
+def run_tool(name: str, arguments: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
+    """Run the tool ``name`` in ``folder``; return its exit code and output, stderr last.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    completed = subprocess.run(
+        # -P: do not import from the working directory, into which the tools write logs.
+        [sys.executable, "-P", "-m", f"mlperf_logging.{name}", *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    output = completed.stdout + b"\n" + completed.stderr
+    return completed.returncode, output.decode("utf-8", "replace")
+
+
+def check_package(
+    organisation: Path, system: str, ruleset: str, closed: bool
+) -> Iterator[ToolResult]:
+    """Yield the result of each tool for the package in ``organisation``, as soon as it has run.
+
+    The package checker also runs the compliance checker on every log, the seed check and, in the closed
+    division, the comparison with the reference convergence points.
+    """
+    for tool in _tools(organisation.resolve(), system, ruleset, closed):
+        yield _run(tool)
+
+
+def _tools(organisation: Path, system: str, ruleset: str, closed: bool) -> Iterator[_Tool]:
+    package, usage = str(organisation), ("training", ruleset)
+    description = organisation / "systems" / f"{system}.json"
+    yield _Tool("system_desc_checker", (str(description), *usage), ("checker passed",))
+    # The checker skips unknown result folders and still reports success.
+    checked = (
+        ("Running compliance on file", "RCP Test Passed") if closed else ("Running compliance",)
+    )
+    yield _Tool("package_checker", (package, *usage), ("FOUND NO ERRORS, SUCCESS", *checked))
+    if closed:
+        results = str(organisation / "results" / system / "flux1")
+        yield _Tool("rcp_checker", (results, "--rcp_version", ruleset), ("RCP test PASSED",))
+    yield _Tool("result_summarizer", (package, *usage, "--csv", "summary.csv"), (system,))
+    yield _Tool("repo_checker", (package, *usage), ("ALL CHECKS PASSED",))
+
+
+def _run(tool: _Tool) -> ToolResult:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            returncode, output = run_tool(tool.name, tool.arguments, Path(folder))
+        except subprocess.TimeoutExpired:
+            return ToolResult(tool.name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
+        written = "".join(path.read_text() for path in sorted(Path(folder).glob("*.csv")))
+    passed = returncode == 0 and all(text in output + written for text in tool.success)
+    return ToolResult(tool.name, passed, _warnings(output) if passed else _errors(output))
+
+
+def _warnings(output: str) -> list[str]:
+    """Return the warnings, but those about the file that the tools write themselves."""
+    lines = (line for line in output.splitlines() if line.startswith("WARNING - "))
+    messages = [line.split(" - ", 1)[1].strip() for line in lines]
+    return [text for text in dict.fromkeys(messages) if text and "scaling.json" not in text]
+
+
+def _errors(output: str) -> list[str]:
+    """Return the errors and warnings, or the last lines of the output if there are none."""
+    lines = output.splitlines()
+    messages = [line.split(" - ", 1)[1].strip() for line in lines if line.startswith(_LEVELS)]
+    return list(dict.fromkeys(messages)) or [line for line in lines if line.strip()][-3:]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-from fluxtrain.contract.launch import CONFIG_FILE
+import torch
+
+from fluxtrain import __version__
+from fluxtrain.contract.process import CONFIG_FILE, ENV_FLUSHED, ENV_REVISION
 from fluxtrain.contract.run.closed_division import (
     Violation,
     begins_closed,
@@ -14,10 +27,333 @@ from fluxtrain.contract.run.closed_division import (
     violations,
 )
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.encoders import Precision
+from fluxtrain.contract.run.precision import Precision
 from fluxtrain.data.order import BatchShares
-from fluxtrain.mlperf.node_records import NodeRecord
-from fluxtrain.mlperf.node_records import events as node_events
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.installed import packages
+
+# What every node reports of itself in the MLPerf log: hardware, system, software; equal nodes as
+# one record.
+#
+# | key                | value
+# | |--------------------|--------------------------------------------------------------------------
+# --------| | fluxtrain_nodes    | ``nodes``, such as 0-3,5 in the order of the ranks, and their
+# hardware           | | fluxtrain_software | ``nodes``, and Python, fluxtrain, the commit and
+# digest of its sources           | | fluxtrain_packages | ``nodes``, and ``packages`` by name;
+# several events, as a line has at most 4 KiB |
+#
+# So lines are written whole to a pipe that others write to as well.
+
+
+NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
+PACKAGES_KEY = "fluxtrain_packages"
+_POSITIONS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_MAX_CHARACTERS = 3000
+"""Of the packages of one event: a pipe takes 4096 bytes at once."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """What one node, or several equal ones, reported."""
+
+    nodes: str
+    """Positions in the order of the ranks, such as 0-3,5."""
+    hardware: Mapping[str, str]
+    software: Mapping[str, str]
+    packages: Mapping[str, str]
+
+
+def gather(world: World) -> list[NodeRecord]:
+    """Return the records of all nodes; every rank must call it."""
+    own: list[str] = []
+    if world.local_rank == 0:
+        told = [node_facts(world.local_size), software_facts(), packages()]
+        own = [json.dumps(told, sort_keys=True)]
+    positions: dict[str, list[int]] = {}
+    for node, text in enumerate(world.all_gather(own)):
+        positions.setdefault(text, []).append(node)
+    return [NodeRecord(_ranges(nodes), *json.loads(text)) for text, nodes in positions.items()]
+
+
+def events(records: Sequence[NodeRecord]) -> Iterator[tuple[str, object]]:
+    """Yield the events of ``records``."""
+    for record in records:
+        yield NODES_KEY, {"nodes": record.nodes, **record.hardware}
+        yield SOFTWARE_KEY, {"nodes": record.nodes, **record.software}
+        for part in _parts(record.packages):
+            yield PACKAGES_KEY, {"nodes": record.nodes, "packages": part}
+
+
+def read(values: Sequence[tuple[str, Any]]) -> list[NodeRecord]:
+    """Return the records in the keys and ``values`` of a log; what is no record is left out."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for key, value in values:
+        if key in (NODES_KEY, SOFTWARE_KEY, PACKAGES_KEY) and isinstance(value, dict):
+            kinds = found.setdefault(str(value.get("nodes")), {})
+            told = value.get("packages") if key == PACKAGES_KEY else value
+            if isinstance(told, dict):
+                kept = {str(name): str(text) for name, text in told.items() if name != "nodes"}
+                kinds.setdefault(key, {}).update(kept)
+    return [
+        NodeRecord(
+            nodes,
+            kinds.get(NODES_KEY, {}),
+            kinds.get(SOFTWARE_KEY, {}),
+            kinds.get(PACKAGES_KEY, {}),
+        )
+        for nodes, kinds in found.items()
+    ]
+
+
+def num_nodes(record: NodeRecord) -> int:
+    """Return the number of nodes of ``record``, 0 if its positions are none."""
+    count = 0
+    for part in record.nodes.split(","):
+        if not (match := _POSITIONS.fullmatch(part)):
+            return 0
+        count += int(match[2] or match[1]) - int(match[1]) + 1
+    return count
+
+
+def _parts(installed: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield ``installed`` in parts that fit into a line each."""
+    part: dict[str, str] = {}
+    size = 0
+    for name, each_version in installed.items():
+        added = len(name) + len(each_version) + len('"": "", ')
+        if part and size + added > _MAX_CHARACTERS:
+            yield part
+            part, size = {}, 0
+        part[name] = each_version
+        size += added
+    if part:
+        yield part
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending ``numbers`` as ranges, such as 0-3,5."""
+    texts: list[str] = []
+    first = last = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == last + 1:
+            last = number
+            continue
+        texts.append(str(first) if first == last else f"{first}-{last}")
+        if number is not None:
+            first = last = number
+    return ",".join(texts)
+
+
+# Hardware and software of this node, as fields of MLCommons' system description.
+#
+# Read from /proc, /sys and torch. The submitter adds the other fields (cooling, networks,
+# interconnects) when the package is created.
+
+
+Facts = dict[str, str]  # by the names of MLCommons' system description; all values are strings
+
+_GPU_DRIVERS = ("amdgpu", "nvidia")  # kernel modules
+_PACKAGES = ("fluxtrain", "torch", "transformers", "safetensors", "numpy", "mlperf-logging")
+
+
+def node_facts(ranks_per_node: int, root: Path = Path("/")) -> Facts:
+    """Return the facts of this node alone, with drivers and network cards."""
+    facts = machine_facts(ranks_per_node, ranks_per_node, root)
+    del facts["number_of_nodes"], facts["other_software_stack"]
+    drivers = {name: _read(root / f"sys/module/{name}/version").strip() for name in _GPU_DRIVERS}
+    if drivers := {name: version for name, version in drivers.items() if version}:
+        facts["accelerator_driver"] = ", ".join(f"{name} {drivers[name]}" for name in drivers)
+    cards = Counter([*_network_cards(root), *_infiniband(root)])
+    if cards:
+        facts["network_cards"] = ", ".join(f"{count} x {name}" for name, count in cards.items())
+    return facts
+
+
+def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -> Facts:
+    """Return the facts of this node, assuming equal nodes; ``root`` is the parent of /proc and /sys."""
+    return {
+        "number_of_nodes": str(-(-num_ranks // ranks_per_node)),
+        **_processors(root),
+        **_memory(root),
+        **_accelerators(ranks_per_node),
+        "framework": f"PyTorch {torch.__version__}",
+        "operating_system": _operating_system(root),
+        "other_software_stack": ", ".join(_software()),
+    }
+
+
+def node_mark(root: Path = Path("/")) -> str:
+    """Return a mark of this node: that of its kernel since the last boot, in containers too."""
+    boot = _read(root / "proc/sys/kernel/random/boot_id").strip() or platform.node()
+    return hashlib.sha256(boot.encode()).hexdigest()[:12]
+
+
+def _processors(root: Path) -> Facts:
+    """Return sockets, cores, threads, frequency and caches, as far as the kernel reports them."""
+    records = [_pairs(text) for text in _read(root / "proc/cpuinfo").split("\n\n") if text.strip()]
+    sockets = {record.get("physical id", "0") for record in records}
+    cores = {(r.get("physical id", "0"), r.get("core id", str(i))) for i, r in enumerate(records)}
+    facts = {
+        "host_processors_per_node": str(len(sockets)),
+        "host_processor_model_name": next((r.get("model name", "") for r in records), "")
+        or platform.machine(),
+        "host_processor_core_count": str(len(cores) // max(1, len(sockets))),
+        "host_processor_vcpu_count": str(len(records) or os.cpu_count() or 1),
+    }
+    highest = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
+    if highest.isdigit():
+        facts["host_processor_frequency"] = f"{int(highest) / 1e6:.2f} GHz"
+    if caches := ", ".join(_caches(root)):
+        facts["host_processor_caches"] = caches
+    return facts
+
+
+def _caches(root: Path) -> Iterable[str]:
+    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
+        if level and size:
+            yield f"L{level} {kind.lower()} {size}"
+
+
+def _memory(root: Path) -> Facts:
+    match = re.search(r"MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo"))
+    return {"host_memory_capacity": f"{int(match[1]) / 2**20:.0f} GiB"} if match else {}
+
+
+def _accelerators(ranks_per_node: int) -> Facts:
+    if not torch.cuda.is_available():
+        return {"accelerators_per_node": "0", "accelerator_model_name": "none"}
+    device = torch.cuda.get_device_properties(0)
+    return {
+        "accelerators_per_node": str(ranks_per_node),
+        "accelerator_model_name": device.name,
+        "accelerator_memory_capacity": f"{device.total_memory / 2**30:.0f} GiB",
+    }
+
+
+def _network_cards(root: Path) -> Iterable[str]:
+    """Yield driver and speed of each network card; virtual interfaces have no device."""
+    for folder in sorted((root / "sys/class/net").glob("*")):
+        driver = folder / "device/driver"
+        if driver.exists():
+            speed = _read(folder / "speed").strip()  # in Mb/s; -1 or an error if the link is down
+            rate = f"{int(speed) / 1000:g} Gb/s" if speed.isdigit() else "link down"
+            yield f"{driver.resolve().name} {rate}"
+
+
+def _infiniband(root: Path) -> Iterable[str]:
+    """Yield kind and rate of each port of RDMA cards."""
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        kind = _read(port.parents[1] / "hca_type").strip() or port.parents[1].name.rstrip(
+            "0123456789_"
+        )
+        rate, layer = (_read(port / name).strip() for name in ("rate", "link_layer"))
+        yield f"RDMA {kind} {layer} {rate.partition(' (')[0]}".strip()
+
+
+def _operating_system(root: Path) -> str:
+    release = _pairs(_read(root / "etc/os-release"), "=")
+    name = release.get("PRETTY_NAME", "").strip('"') or platform.system()
+    return f"{name}, kernel {platform.release()}"
+
+
+def _software() -> Iterable[str]:
+    yield f"Python {platform.python_version()}"
+    if torch.version.hip:
+        yield f"ROCm {torch.version.hip}"
+    elif torch.cuda.is_available():
+        yield f"CUDA {torch.version.cuda}"
+    for name in _PACKAGES:
+        try:
+            yield f"{name} {version(name)}"
+        except PackageNotFoundError:  # a base image may have it without metadata
+            continue
+
+
+def _pairs(text: str, mark: str = ":") -> Facts:
+    split = (line.partition(mark) for line in text.splitlines() if mark in line)
+    return {name.strip(): value.strip() for name, _, value in split}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+# The software that this process runs: versions of packages, and fluxtrain's sources by their
+# digest.
+
+
+SOURCE = Path(__file__).parents[1]
+"""The folder of fluxtrain's sources."""
+_UNKNOWN = "unknown"
+"""The revision of an image that was built without one."""
+_GIT_SECONDS = 10.0
+_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_VARIABLE = "KUBERNETES_SERVICE_HOST"
+
+
+def software_facts() -> dict[str, str]:
+    """Return the versions of Python and fluxtrain, commit and digest of its sources, if in a container."""
+    in_container = _CONTAINER_VARIABLE in os.environ or any(map(os.path.exists, _CONTAINER_FILES))
+    return {
+        "python": platform.python_version(),
+        "fluxtrain": __version__,
+        "revision": revision(SOURCE, os.environ),
+        "source_sha256": source_digest(SOURCE),
+        "container": "yes" if in_container else "no",
+    }
+
+
+def source_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files of ``folder``, without compiled ones."""
+    digest = hashlib.sha256()
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    for path in sorted(path for path in paths if is_source(path)):
+        content = (folder / path).read_bytes()
+        digest.update(f"{path.as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def is_source(path: Path) -> bool:
+    """Return whether the relative ``path`` is of a source file: neither compiled nor hidden."""
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+    return not hidden and path.suffix != ".pyc"
+
+
+def revision(folder: Path, environ: Mapping[str, str]) -> str:
+    """Return the commit of the sources: the image's, or that of the checkout; empty if nobody knows it.
+
+    ``+changes`` follows if files of the checkout differ from the commit.
+    """
+    if (given := environ.get(ENV_REVISION, _UNKNOWN)) != _UNKNOWN:
+        return given
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if not commit or not _git(folder, "ls-files", "--", str(folder / "__init__.py")):
+        return ""  # no checkout, or of another project that only contains the installed package
+    return f"{commit}+changes" if _git(folder, "status", "--porcelain", "--", ".") else commit
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return git's output, empty if it fails or is not installed."""
+    try:
+        completed = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return completed.stdout.strip() if completed.returncode == 0 else ""
+
+
+# The events of the MLPerf log before a run starts: MLCommons' keys and their actual values.
+
 
 Event = tuple[str, object]  # key, value
 
@@ -87,7 +423,7 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     yield "seed", facts.config.drawn_seed
     if facts.machine:
         yield SYSTEM_KEY, dict(facts.machine)
-    yield from node_events(facts.nodes)
+    yield from events(facts.nodes)
     yield RANKS_KEY, facts.ranks
 
 
@@ -145,3 +481,24 @@ def _disclosure(facts: RunFacts) -> Iterator[Event]:
         yield f"{axis}_parallelism", 1
     yield "micro_batch_size", facts.shares.micro_batch_size
     yield "config_filename", CONFIG_FILE
+
+
+# Whether all nodes of a run emptied their page caches before it: their init containers leave the
+# time.
+
+
+def all_flushed(world: World, environment: Mapping[str, str]) -> float | None:
+    """Return the Unix time when the last node had flushed, None unless all have; every rank must call it."""
+    own = [repr(flushed(environment))] if world.local_rank == 0 else []
+    times = world.all_gather(own)
+    return None if "None" in times else max(map(float, times))
+
+
+def flushed(environment: Mapping[str, str]) -> float | None:
+    """Return the Unix time when this node's caches were flushed, None if they were not."""
+    name = environment.get(ENV_FLUSHED)
+    try:
+        text = Path(name).read_text().strip() if name else ""
+    except OSError:
+        return None
+    return float(text) if text.isascii() and text.isdecimal() else None

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.recomputation import recomputed_blocks
-from fluxtrain.model.tensor_names import entries
+from fluxtrain.model.layers import entries
 
 _EMBEDDERS = ("time_in", "vector_in", "guidance_in")
 _FIRST = ("img_in.weight", "txt_in.weight", *(f"{e}.in_layer.weight" for e in _EMBEDDERS))
@@ -97,3 +96,19 @@ def rows_of(name: str, image_tokens: int, text_tokens: int) -> int:
     if name.startswith("single_blocks"):
         return image_tokens + text_tokens
     return text_tokens if "txt_" in name else image_tokens
+
+
+# Which blocks recompute their activations.
+
+
+def is_recomputed(index: int, fraction: float) -> bool:
+    """Return whether block ``index`` is one of ``fraction`` of the blocks, spread evenly.
+
+    It is where ``fraction`` times the number of blocks passes a whole number.
+    """
+    return int((index + 1) * fraction) > int(index * fraction)
+
+
+def recomputed_blocks(num_blocks: int, fraction: float, start: int = 0) -> int:
+    """Return how many of ``num_blocks`` blocks from index ``start`` on recompute their activations."""
+    return sum(is_recomputed(index, fraction) for index in range(start, start + num_blocks))

@@ -5,15 +5,22 @@ Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hi
 
 from __future__ import annotations
 
+import math
+
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
-from fluxtrain.model.attention import Rotation, rotation
-from fluxtrain.model.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
+from fluxtrain.model.blocks import (
+    DoubleStreamBlock,
+    LastLayer,
+    Rotation,
+    SingleStreamBlock,
+    rotation,
+)
 from fluxtrain.model.clip import ClipText
-from fluxtrain.model.embed import MLPEmbedder, timestep_embedding
 from fluxtrain.model.offloading import Offloading
 
 
@@ -91,3 +98,70 @@ class Flux(nn.Module):
             by = rotation(torch.cat((txt_ids, img_ids)), self.axes_dim, self.theta)
             last = self._last_positions = img_ids, txt_ids, by
         return last[2]
+
+
+# Embeddings of timestep, guidance and pooled text, whose sum is ``vec``.
+#
+# Axes: b batch, d hidden.
+
+
+_TIME_FACTOR = 1000.0
+_MAX_PERIOD = 10_000
+
+
+def timestep_embedding(t: Float[Tensor, " b"], dim: int = TIMESTEP_DIM) -> Float[Tensor, "b dim"]:
+    """Return [cos, sin] of 1000 t at ``dim`` / 2 geometrically spaced frequencies, in float32."""
+    half = dim // 2
+    exponents = torch.arange(half, dtype=torch.float32, device=t.device) / half
+    angles = _TIME_FACTOR * t.float()[:, None] * torch.exp(-math.log(_MAX_PERIOD) * exponents)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+
+class MLPEmbedder(nn.Module):
+    """Linear, SiLU, linear: from a vector of any width to the hidden width."""
+
+    def __init__(self, in_dim: int, hidden_size: int) -> None:
+        """Map ``in_dim`` to ``hidden_size``."""
+        super().__init__()
+        self.in_layer = nn.Linear(in_dim, hidden_size)
+        self.silu = nn.SiLU()
+        self.out_layer = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: Float[Tensor, "b i"]) -> Float[Tensor, "b d"]:
+        """Return the embedding of ``x``."""
+        embedding: Tensor = self.out_layer(self.silu(self.in_layer(x)))
+        return embedding
+
+
+# Packed latents, the model's image tokens: 2 x 2 patches, and their position ids.
+#
+# Axes: b batch, ch latent channels, h w latent image, n image tokens, l text tokens, c packed
+# channels.
+
+
+def pack(latents: Float[Tensor, "b ch h w"]) -> Float[Tensor, "b n c"]:
+    """Pack each 2x2 patch of latents into one token, row by row."""
+    return rearrange(latents, "b ch (h ph) (w pw) -> b (h w) (ch ph pw)", ph=2, pw=2)
+
+
+def unpack(img: Float[Tensor, "b n c"], height: int, width: int) -> Float[Tensor, "b ch h w"]:
+    """Return the latents, ``height`` x ``width``, that :func:`pack` packed into ``img``."""
+    return rearrange(
+        img, "b (h w) (ch ph pw) -> b ch (h ph) (w pw)", h=height // 2, w=width // 2, ph=2, pw=2
+    )
+
+
+def image_ids(height: int, width: int) -> Float[Tensor, "n 3"]:
+    """Return (0, row, column) of each token of a latent ``height`` x ``width``."""
+    rows, columns = torch.meshgrid(
+        torch.arange(height // 2, dtype=torch.float32),
+        torch.arange(width // 2, dtype=torch.float32),
+        indexing="ij",
+    )
+    ids = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1)
+    return rearrange(ids, "h w three -> (h w) three")
+
+
+def text_ids(length: int) -> Float[Tensor, "l 3"]:
+    """Return the position ids of text tokens: all zero, so they are not rotated."""
+    return torch.zeros(length, 3)

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.model.offloaded_blocks import aligned, buffer_sizes
-from fluxtrain.pinned_memory import pin, unpin
-from fluxtrain.progress import Alive
+from fluxtrain.model.cost import aligned, buffer_sizes
+from fluxtrain.runtime.devices import pin, unpin
+from fluxtrain.runtime.progress import Alive
 
 _FORWARD, _BACKWARD = 1, -1
 

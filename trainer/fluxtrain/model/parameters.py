@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.adapted_layers import adapters_of_blocks, count_adapter_parameters
-from fluxtrain.model.offloaded_blocks import offloaded_blocks
-from fluxtrain.model.tensor_names import entries
+from fluxtrain.model.clip import clip_flops
+from fluxtrain.model.cost import offloaded_blocks
+from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
+from fluxtrain.model.layers import (
+    BLOCKS,
+    AdaptedLayer,
+    adapters_of_blocks,
+    block_layers,
+    count_adapter_parameters,
+    entries,
+)
 
 
 @dataclass(frozen=True)
@@ -100,3 +111,143 @@ def described_parameters(model: nn.Module) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters"
+
+
+# Initial weights, which depend on the seed and the parameter's name only.
+#
+# | parameters                                            | distribution                           |
+# |-------------------------------------------------------|----------------------------------------|
+# | every bias                                            | zero                                   |
+# | QK norms' scale                                       | one                                    |
+# | modulations and the final layer                       | zero: each block starts as the identity
+# | | time_in, vector_in, guidance_in                       | normal, standard deviation 0.02
+# | | img_in, txt_in, qkv, proj, mlp, linear1, linear2      | Xavier uniform on the fused matrix
+# | | lora_A of an adapter                                  | uniform up to 1 / sqrt(inputs), as
+# peft's | | lora_B of an adapter                                  | zero: an adapter starts without
+# effect | | lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a              | uniform up to 1 /
+# sqrt(columns), as LyCORIS' | | lokr_w2, lokr_w2_b                                    | zero
+# | | magnitude, DoRA's change of a row's norm              | zero
+# |
+
+
+_ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")
+_DOWN = ("lora_A", "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a")
+_UP = ("lora_B", "lokr_w2", "lokr_w2_b", "magnitude")
+_NORMAL = ("time_in", "vector_in", "guidance_in")
+
+
+def initial_value(
+    name: str, shape: torch.Size, seed: int, device: torch.device | None = None
+) -> Tensor:
+    """Return the unsharded initial value of parameter ``name``: the same on every rank."""
+    parts = name.split(".")
+    if parts[-1] == "scale":
+        return torch.ones(shape, device=device)
+    is_down = parts[-1] in _DOWN
+    is_zero = parts[-1] in ("bias", *_UP) or any(part in _ZERO for part in parts)
+    if is_zero and not is_down:
+        return torch.zeros(shape, device=device)
+    generator = torch.Generator(device or "cpu").manual_seed(_key(seed, name))
+    value = torch.empty(shape, device=device)
+    if is_down:
+        bound = 1 / math.sqrt(shape[1])
+        return value.uniform_(-bound, bound, generator=generator)
+    if parts[0] in _NORMAL:
+        return value.normal_(0, 0.02, generator=generator)
+    bound = math.sqrt(6 / (shape[0] + shape[1]))
+    return value.uniform_(-bound, bound, generator=generator)
+
+
+def _key(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & (2**63 - 1)
+
+
+# FLOPs of one sample if adapters are trained: frozen weights need no gradient of their own.
+#
+# As in flops.py: matrix products only, and those of attention in full.
+
+
+def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
+    """Return the FLOPs of forward and backward for one sample of ``config``, without recomputation.
+
+    It has ``image_tokens``, or those of the largest image.
+    """
+    image_tokens = image_tokens or config.image_tokens
+    sizes = config.model, image_tokens, config.data.text_length
+    if config.adapter is None:
+        return training_flops(*sizes)
+    layers = block_layers(config.model, config.adapter)
+    first = 0 if config.trains_clip else min(_block_of(config, layer.name) for layer in layers)
+    tokens = image_tokens + config.data.text_length
+    attention = 4 * tokens * tokens * config.model.hidden_size
+    trained_blocks = config.model.depth + config.model.depth_single_blocks - first
+    adapted = {layer.name for layer in layers}
+    passing = {
+        layer.name.removesuffix(".weight"): layer.flops
+        for layer in linears(*sizes)
+        if _passes_gradient(config, layer, first, adapted)
+    }
+    adapters = sum(
+        _adapter_flops(config, layer, image_tokens, layer.name in passing) for layer in layers
+    )
+    backward = sum(passing.values()) + 2 * trained_blocks * attention
+    blocks = forward_flops(*sizes) + backward + adapters
+    return blocks + clip_flops(config)
+
+
+def norm_flops(config: RunConfig) -> int:
+    """Return the FLOPs of the norms of DoRA's rows, which are computed once for a micro batch."""
+    if config.adapter is None or not config.adapter.dora:
+        return 0
+    flops = 0
+    for layer in block_layers(config.model, config.adapter):
+        rank, outputs = layer.rank, layer.outputs
+        crossed = 2 * outputs * layer.inputs * rank
+        squared = 2 * rank * rank * (len(layer.splits) * layer.inputs + outputs)
+        flops += crossed + squared
+    return flops
+
+
+def _adapter_flops(
+    config: RunConfig, layer: AdaptedLayer, image_tokens: int, needs_input: bool
+) -> int:
+    """Return the FLOPs of the products of ``layer``'s adapter, and of their gradients.
+
+    ``needs_input`` says whether the layer's input needs one too.
+    """
+    rows = rows_of(layer.name, image_tokens, config.data.text_length)
+    if (factors := layer.kronecker) is not None:
+        down, up = (rows * flops for flops in factors.flops)
+    else:
+        (stacked, inputs), (outputs, rank) = (layer.shapes[each] for each in ("lora_A", "lora_B"))
+        down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank
+    return (3 if needs_input else 2) * down + 3 * up
+
+
+def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[str]) -> bool:
+    """Return whether the input of ``layer`` needs a gradient, if ``first`` is the first block with adapters.
+
+    That block's own input needs none, nor its first layers, unless the modulation between has an adapter.
+    """
+    if config.trains_clip and _depends_on_clip(layer.name):
+        return True
+    if layer.rows == 1 or layer.is_first:
+        return False
+    if not layer.name.startswith(BLOCKS):
+        return True
+    block, name = _block_of(config, layer.name), layer.name.removesuffix(".weight")
+    if block == first and name.endswith((".linear1", "_attn.qkv")):
+        return name.replace("linear1", "modulation.lin").replace("attn.qkv", "mod.lin") in adapted
+    return block >= first
+
+
+def _depends_on_clip(name: str) -> bool:
+    """Return whether the input of layer ``name`` depends on the pooled vector."""
+    return name.startswith((*BLOCKS, "vector_in", "final_layer"))
+
+
+def _block_of(config: RunConfig, name: str) -> int:
+    """Return the number of a layer's block, double blocks first."""
+    blocks, number, *_ = name.split(".")
+    return int(number) + (config.model.depth if blocks == "single_blocks" else 0)

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, Size
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import PIXELS_PER_LATENT, Size
 from fluxtrain.data.loader import order_of
-from fluxtrain.data.pictures.held_out import held_out
 from fluxtrain.data.pictures.inspection import Inspection, inspect
+from fluxtrain.data.pictures.picture import variant_captions
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
+    held_out,
     list_subsets,
     skipped_files,
     training_pictures,
 )
-from fluxtrain.data.pictures.variants import variant_captions
 from fluxtrain.picture_cache.fetching import local_pictures
 
 _BYTES = {"bfloat16": 2, "float32": 4}

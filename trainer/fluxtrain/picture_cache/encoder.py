@@ -15,18 +15,16 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.cache import Latents, PictureCache, Record, write_encodings
-from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.picture import decode, fit
-from fluxtrain.data.pictures.reading import FAULTS, read_picture, reason_of
-from fluxtrain.data.pictures.subset import TrainingPicture
-from fluxtrain.distributed import World
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.dataset import Latents, PictureCache, Record, write_encodings
+from fluxtrain.data.pictures.picture import decode, fit, mask_of
+from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, read_picture, reason_of
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.errors import ConfigError, StorageError, one_line
+from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.work import wanted_latents
 
 Item = TypeVar("Item")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES
 from fluxtrain.data.pictures.picture import decode, read_bytes
-from fluxtrain.data.pictures.reading import FAULTS, reason_of
-from fluxtrain.data.pictures.subset import TrainingPicture
-from fluxtrain.data.tar.index import MAX_CAPTION_BYTES
+from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, reason_of
 from fluxtrain.errors import UNSET, ConfigError, DataError, StorageError
 from fluxtrain.picture_cache.work import nothing_left
 

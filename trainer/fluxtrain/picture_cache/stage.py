@@ -7,14 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.pictures.cache import Record, write_encodings
-from fluxtrain.data.pictures.subset import Places, TrainingPicture
-from fluxtrain.distributed import StopRequest, World
+from fluxtrain.data.pictures.dataset import Record, read_training_set, write_encodings
+from fluxtrain.data.pictures.subset import Places, TrainingPicture, list_subsets, remote_sources
+from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import StoppedError
-from fluxtrain.picture_cache.console import CachingConsole
+from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.picture_cache.encoder import (
     PictureEncoder,
     encoders_dtype,
@@ -22,11 +22,16 @@ from fluxtrain.picture_cache.encoder import (
     require_equal,
     tell_fault,
 )
-from fluxtrain.picture_cache.fetching import Fetched, fetched_pictures
-from fluxtrain.picture_cache.resumed import encoded_work
+from fluxtrain.picture_cache.fetching import (
+    Fetched,
+    fetched_pictures,
+    is_configured_alike,
+    pinned_sources,
+)
 from fluxtrain.picture_cache.streaming import Streaming
-from fluxtrain.picture_cache.work import CachedPictures, find_work, open_cache
-from fluxtrain.progress import Alive
+from fluxtrain.picture_cache.work import CachedPictures, CachingConsole, find_work, open_cache
+from fluxtrain.runtime.progress import Alive
+from fluxtrain.state.run_state import latest
 
 _POLL_SECONDS = 0.2
 
@@ -155,3 +160,44 @@ def count_done(work: CachedPictures) -> int:
     names = [f"pictures/{cache.record_path(picture).name}" for picture in work.missing_pictures]
     names += [f"texts/{cache.text_path(caption).name}" for caption in work.missing_texts]
     return sum(name in existing for name in names)
+
+
+# Whether a run that goes on has all its encodings: then its source is neither listed nor fetched
+# again.
+
+
+def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPictures | None:
+    """Return the samples of a run that is not ``is_new``, if all of them are in its cache; else None.
+
+    None too if its pictures are files of a folder, which cost little to list, or its ``data`` or data set
+    config name other sources, repeats or captions than those that it began with.
+    """
+    if is_new or not remote_sources(config.data, paths.data):
+        return None
+    stored = read_training_set(paths.output)
+    if stored is None or not is_configured_alike(config.data, paths):
+        return None
+    check_files(config.encoders, paths.models)
+    cache = open_cache(config, paths)
+    wanted = {f"texts/{cache.text_path('').name}"}
+    for sample in stored.every:
+        wanted |= {f"latents/{cache.latents_path(each).name}" for each in sample.latents}
+        wanted |= {f"masks/{cache.mask_path(each).name}" for each in sample.masks}
+        wanted |= {f"texts/{cache.text_path(each).name}" for each in sample.captions}
+    if not cache.existing().issuperset(wanted):
+        return None
+    return CachedPictures(cache, [], {}, [], [], stored)
+
+
+def is_encoded(config: RunConfig, paths: RunPaths) -> bool:
+    """Return whether the run in the output goes on from a checkpoint, and `encoded_work` finds all."""
+    is_new = latest(paths.output / CHECKPOINTS_FOLDER) is None
+    return not is_new and encoded_work(config, paths, is_new) is not None
+
+
+def check_pictures(config: RunConfig, paths: RunPaths) -> None:
+    """Raise an error if the run's pictures or encoders are missing; nothing is fetched or decoded."""
+    if not is_encoded(config, paths):
+        list_subsets(config.data, paths.data)
+        pinned_sources(config.data, paths)
+    check_files(config.encoders, paths.models)

@@ -17,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from threading import Event
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.pictures.cache import PictureCache
+from fluxtrain.data.pictures.dataset import PictureCache
 from fluxtrain.data.pictures.folder import SUFFIXES, Listing, PictureFile, list_pictures
-from fluxtrain.data.pictures.masks import mask_files, with_masks
-from fluxtrain.data.pictures.shard_listing import joined, list_shard, read_listing
+from fluxtrain.data.pictures.picture import mask_files, with_masks
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
     errors_of,
@@ -31,13 +30,16 @@ from fluxtrain.data.pictures.subset import (
     pictures_of,
     subsets,
 )
-from fluxtrain.distributed import World
+from fluxtrain.data.pictures.tables import joined, list_shard, read_listing
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import DataError
+from fluxtrain.fetch.source import Advance, Source
+from fluxtrain.fetch.stores import RemoteFile
+from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.encoder import PictureEncoder, tell_fault
-from fluxtrain.picture_cache.fetch_console import FetchConsole
 from fluxtrain.picture_cache.fetching import (
     Check,
+    FetchConsole,
     Fetched,
     bytes_needed,
     entry_key,
@@ -49,8 +51,6 @@ from fluxtrain.picture_cache.fetching import (
     pictures_folder,
 )
 from fluxtrain.picture_cache.work import is_done
-from fluxtrain.remote.source import Advance, Source
-from fluxtrain.remote.store import RemoteFile
 
 _GROUP_FILES, _GROUP_BYTES = 64, 1 << 26
 """Most pictures of a folder that are one part."""

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.variants import AS_THEY_ARE
+from fluxtrain.contract.run.data import AS_THEY_ARE, PIXELS_PER_LATENT
 from fluxtrain.data.pictures.subset import (
     list_subsets,
     remote_sources,
@@ -20,8 +19,8 @@ from fluxtrain.data.pictures.subset import (
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.picture_cache.check import PictureCheck, cache_bytes, check_run
 from fluxtrain.picture_cache.work import nothing_left
-from fluxtrain.plan.units import binary
-from fluxtrain.random_seed import with_any_seed
+from fluxtrain.runtime.progress import binary
+from fluxtrain.state.random_seed import with_any_seed
 
 MAX_BYTES = 8 << 30
 """Pictures with more bytes are not read for a plan."""

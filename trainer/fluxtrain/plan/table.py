@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, USABLE, Plan
 from fluxtrain.plan.pictures import PicturesPlan
-from fluxtrain.plan.units import binary, decimal
-from fluxtrain.snapshots.free_memory import reserve_of
+from fluxtrain.runtime.progress import binary, decimal
+from fluxtrain.state.free_memory import reserve_of
 
 Row = tuple[str, str, str]  # name, value, remark
 

@@ -1,1 +1,1 @@
-"""Makes data sets from raw ones."""
+"""Data sets and encoders from raw files; encodings made once."""

@@ -12,20 +12,18 @@ from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.progress import FINISH, STEP
+from fluxtrain.contract.process import FINISH, STEP, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, StoppedError
-from fluxtrain.prepare.cc12m import build as cc12m
-from fluxtrain.prepare.cc12m.build import prepare_cc12m, read_problematic
-from fluxtrain.prepare.cc12m.source import open_source
-from fluxtrain.prepare.coco import subset as coco_subset
-from fluxtrain.prepare.coco.build import prepare_coco
-from fluxtrain.prepare.download.hub import PREFIX
-from fluxtrain.remote.http import is_url
+from fluxtrain.fetch.http import is_url
+from fluxtrain.parallel.distributed import World
+from fluxtrain.prepare import cc12m
+from fluxtrain.prepare import coco as coco_subset
+from fluxtrain.prepare.cc12m import open_source, prepare_cc12m, read_problematic
+from fluxtrain.prepare.coco import prepare_coco
+from fluxtrain.prepare.download import PREFIX
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.signals import handled
+from fluxtrain.runtime.progress import handled
 
 Prepare = Callable[..., dict[str, Any]]
 """``prepare_cc12m`` or ``prepare_coco`` with its input bound; returns the report."""

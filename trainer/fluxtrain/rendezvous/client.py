@@ -7,13 +7,13 @@ import threading
 
 from pydantic import ValidationError
 
-from fluxtrain.rendezvous.key import Key
 from fluxtrain.rendezvous.messages import (
     HEARTBEAT_SECONDS,
     MAX_BYTES,
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
+    Key,
     Reply,
     is_valid,
     reply_signature,

@@ -9,17 +9,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fluxtrain.contract.launch import LOST_SECONDS
-from fluxtrain.contract.places import place_of
+from fluxtrain.contract.process import LOST_SECONDS, MAX_RESTARTS, place_of, root_cause
 from fluxtrain.rendezvous.messages import (
     HEARTBEAT_SECONDS,
     MAX_NODES,
     Heartbeat,
     RankReport,
     Reply,
+    rank_order,
 )
-from fluxtrain.rendezvous.rank_order import rank_order
-from fluxtrain.rendezvous.restarts import Restarts
+
+# The restarts of a job's trainers that agents tell the rendezvous service.
+
+
+@dataclass(frozen=True)
+class RecordedRestart:
+    """The end of a generation because trainers failed, as one or more agents told it."""
+
+    agent: str
+    """The agent that tells the cause; of several with the same one the first."""
+    cause: str
+
+
+class Restarts(dict[int, RecordedRestart]):
+    """The newest restarts by the generation that ended: one, however many agents tell it."""
+
+    def record(self, beat: Heartbeat) -> None:
+        """Record the restarts of ``beat``; none of a generation that its agent does not know yet."""
+        for told in beat.restarts:
+            if told.generation <= beat.generation:
+                known = self.get(told.generation)
+                cause = root_cause([told.cause, *([known.cause] if known else [])])
+                if known is None or cause != known.cause:
+                    self[told.generation] = RecordedRestart(beat.agent, cause)
+        while len(self) > MAX_RESTARTS:
+            del self[min(self)]
+
+
+# The agents of one attempt: who is in the current generation, and when the next one forms.
+
 
 HEARTBEATS_PER_SECOND = 1000.0
 """Of all agents together; in larger worlds each sends fewer."""

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
@@ -19,9 +26,31 @@ from pydantic import (
     field_validator,
 )
 
-from fluxtrain.contract.members import MAX_RESTARTS
-from fluxtrain.contract.strict_model import StrictModel
-from fluxtrain.rendezvous.rank_order import MAX_LENGTH
+from fluxtrain.contract.model_base import StrictModel
+from fluxtrain.contract.process import ENV_NODE, ENV_TOPOLOGY, MAX_RESTARTS, natural
+from fluxtrain.errors import StorageError
+
+# The order of the nodes' ranks: by place, such as the rack, by node, and by pod.
+
+
+MAX_LENGTH = 256
+"""Of a key, in characters."""
+
+
+def rank_order_key(environment: Mapping[str, str], hostname: str) -> str:
+    """Return the key that orders the ranks of this pod; only the host name if nothing else is known."""
+    parts = (environment.get(ENV_TOPOLOGY), environment.get(ENV_NODE), hostname)
+    return "/".join(part for part in parts if part)[:MAX_LENGTH]
+
+
+def rank_order(place: int | None, key: str, agent: str) -> tuple[object, ...]:
+    """Return what sorts an agent: nodes whose ``place`` is unknown come last."""
+    return place is None, place or 0, natural(key), agent
+
+
+# Messages between the agents of a job and its rendezvous service: JSON over HTTP, signed with the
+# job's key.
+
 
 PATH = "/heartbeat"
 SIGNATURE_HEADER = "Fluxtrain-Signature"
@@ -55,7 +84,7 @@ class Restart(_Message):
     generation: Annotated[Number, Field(ge=1)]
     """The generation that ended."""
     cause: Annotated[str, Field(max_length=64)] = ""
-    """Why they failed, as `fluxtrain.contract.members` names it; newer versions may know others."""
+    """Why they failed, as `fluxtrain.contract.process` names it; newer versions may know others."""
 
 
 class RankReport(_Message):
@@ -63,7 +92,7 @@ class RankReport(_Message):
 
     rank: Number
     phase: Annotated[str, Field(max_length=64)]
-    """As `fluxtrain.contract.progress` names it; newer versions may know others."""
+    """As `fluxtrain.contract.process` names it; newer versions may know others."""
     step: Number = 0
     seconds_since_progress: Annotated[float, Field(ge=0)]
     """By the clock of its node."""
@@ -188,3 +217,116 @@ def reply_signature(key: bytes, request: str, body: bytes) -> str:
 def is_valid(signature: str, expected: str) -> bool:
     """Return whether both signatures are equal, in constant time."""
     return hmac.compare_digest(signature.encode(), expected.encode())
+
+
+# The key that signs a job's messages. If its file gets another one, agents and service take that
+# over.
+#
+# Whoever may delete secrets can delete that of a job: the operator creates another one with the
+# next pod, and the kubelets write it to the files of all pods within two minutes, though not to all
+# of them at once.
+
+
+_READ_SECONDS = 1.0
+"""The file is not read more often, whoever sends messages with wrong signatures."""
+_MAX_KEYS = 8
+
+
+class Key:
+    """The newest key, and those before it; thread-safe."""
+
+    def __init__(self, key: bytes, file: Path | None = None) -> None:
+        """Begin with ``key``; ``file`` may hold another one later."""
+        self._keys, self._file, self._lock = [key], file, threading.Lock()
+        self._read_after = time.monotonic()
+
+    @property
+    def newest(self) -> bytes:
+        """Return the newest key that is known."""
+        return self._keys[-1]
+
+    def of_request(self, body: bytes, signature: str) -> bytes | None:
+        """Return the key that the request ``body`` is signed with, also an earlier one; None if none fits."""
+        if (key := self._find(body, signature)) is None and self.refresh():
+            key = self._find(body, signature)
+        return key
+
+    def refresh(self) -> bool:
+        """Read the file again; return whether it holds another key than before."""
+        with self._lock:
+            if self._file is None or time.monotonic() < self._read_after:
+                return False
+            self._read_after = time.monotonic() + _READ_SECONDS
+            try:
+                read = self._file.read_bytes()
+            except OSError:  # it is being replaced
+                return False
+            if not read or read == self._keys[-1]:
+                return False
+            self._keys = [*(key for key in self._keys if key != read), read][-_MAX_KEYS:]
+            return True
+
+    def _find(self, body: bytes, signature: str) -> bytes | None:
+        keys = reversed(self._keys)
+        return next((k for k in keys if is_valid(signature, request_signature(k, body))), None)
+
+
+# The key of a run whose nodes share a file system: a file in its output that only its owner can
+# read.
+#
+# The rendezvous and the agents sign their messages with it. It is kept when the run ends: nodes
+# that are left understand a rendezvous that is started again.
+
+
+KEY_FILE = ".rendezvous_key"
+_POLL_SECONDS = 0.2
+_BYTES = 32
+
+
+def create_key(path: Path) -> bytes:
+    """Return the key in ``path``, which is created if it does not exist; only one process may do so.
+
+    Raises StorageError if that fails, or if another user could read it.
+    """
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_hex(_BYTES).encode())
+            partial.replace(path)
+        except OSError as error:
+            raise StorageError(f"{path}: cannot be created ({error.strerror})") from None
+    return _read(path)
+
+
+def wait_for_key(path: Path, seconds: float) -> bytes:
+    """Return the key in ``path``, once the node with the rendezvous has created it.
+
+    Raises StorageError if there is none after ``seconds``, or if another user could read it.
+    """
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            text = "the node with the rendezvous has not created it; is the folder the same on all nodes?"
+            raise StorageError(f"{path}: absent for {seconds:g} s: {text}")
+        time.sleep(_POLL_SECONDS)
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as file:
+            state, key = os.fstat(descriptor), file.read(2 * _BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror})") from None
+    mode = stat.S_IMODE(state.st_mode)
+    if state.st_uid != os.geteuid() or mode & 0o077:
+        owner = "you" if state.st_uid == os.geteuid() else f"user {state.st_uid}"
+        text = f"belongs to {owner} with mode {mode:04o}; must be yours with mode 0600: remove it"
+        raise StorageError(f"{path}: {text}")
+    if len(key) != 2 * _BYTES:
+        raise StorageError(f"{path}: is no key of a rendezvous: remove it")
+    return key

@@ -13,7 +13,8 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fluxtrain.contract.members import MEMBERS_PATH
-from fluxtrain.contract.progress import PROGRESS_PATH
+from fluxtrain.contract.process import (
+    LOST_SECONDS,
+    MEMBERS_PATH,
+    PROGRESS_PATH,
+    phase_of,
+    pod_of,
+    stall_seconds,
+)
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous.admission import Admission
-from fluxtrain.rendezvous.key import Key
+from fluxtrain.rendezvous.http_server import STATUS_BOUNDS, Bounds, Handler, Server, raise_limit
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -34,13 +40,111 @@ from fluxtrain.rendezvous.messages import (
     PATH,
     SIGNATURE_HEADER,
     Heartbeat,
+    Key,
+    RankReport,
     Reply,
     is_plausible,
     reply_signature,
 )
-from fluxtrain.rendezvous.rank_reports import progress_report
-from fluxtrain.serving.open_files import raise_limit
-from fluxtrain.serving.server import STATUS_BOUNDS, Bounds, Handler, Server
+
+# What the rendezvous service answers at /progress: ranks whose trainers may not answer themselves.
+
+
+_NUM_FIRST = 2
+"""Ranks that stopped first: the first of them is told apart from the next one."""
+
+AgentReport = tuple[str, RankReport]
+"""An agent, and the progress of one of its ranks."""
+
+
+def progress_report(reports: Sequence[AgentReport]) -> dict[str, Any]:
+    """Return the answer: of each phase the ranks that stall last, and of all those that stopped first.
+
+    So it is small for any number of ranks, and its reader finds the same deadline as from all of them.
+    """
+    chosen = {each[1].rank: each for each in sorted(reports, key=_stop_order)[:_NUM_FIRST]}
+    by_phase = defaultdict[tuple[str, bool], list[AgentReport]](list)
+    for each in reports:
+        by_phase[each[1].phase, each[1].step_seconds is None].append(each)
+    for of_phase in by_phase.values():
+        for last in (min(of_phase, key=_silent), max(of_phase, key=_seconds_left)):
+            chosen[last[1].rank] = last
+    return {"ranks": [_entry(*chosen[rank]) for rank in sorted(chosen)]}
+
+
+def _stop_order(each: AgentReport) -> tuple[bool, int, float]:
+    """Return the order of `fluxtrain_operator.planner.watchdog`."""
+    _, report = each
+    return not report.frozen, report.step, -_silent(each)
+
+
+def _silent(each: AgentReport) -> float:
+    return each[1].seconds_since_progress
+
+
+def _seconds_left(each: AgentReport) -> float:
+    """Return the seconds until the rank has stalled, unless the job sets its own limit."""
+    _, report = each
+    phase = phase_of(report.phase)
+    return (stall_seconds(phase, report.step_seconds) if phase else 0.0) - _silent(each)
+
+
+def _entry(agent: str, report: RankReport) -> dict[str, Any]:
+    return {
+        "rank": report.rank,
+        "pod": pod_of(agent),
+        "phase": report.phase,
+        "step": report.step,
+        "secondsSinceProgress": round(report.seconds_since_progress, 3),
+        **({"stepSeconds": report.step_seconds} if report.step_seconds is not None else {}),
+        **({"stack": report.stack} if report.stack else {}),
+        **({"frozen": True} if report.frozen else {}),
+        **({"generation": report.generation} if report.generation else {}),
+    }
+
+
+# Which agents may take part in a run whose nodes are started by hand or by Slurm.
+#
+# A command that was typed twice, or with other options on one node, must not train: of two nodes
+# with the same rank only the one that came first is admitted, and only nodes that start the same
+# trainers as the first one.
+
+
+@dataclass
+class _Holder:
+    agent: str
+    node: str
+    last_seen: float
+
+
+@dataclass
+class Admission:
+    """The agents that were admitted, by the ranks of their nodes; ``now`` is a monotonic clock in seconds."""
+
+    setup: str
+    """What all agents must tell as their ``setup``."""
+    lost_seconds: float = LOST_SECONDS
+    """A rank is free again after its agent has been silent for this long."""
+    _holders: dict[int, _Holder] = field(default_factory=dict)
+
+    def refusal(self, beat: Heartbeat, now: float) -> str:
+        """Return why the agent of ``beat`` may not take part; empty if it may."""
+        if beat.setup != self.setup:
+            return f"this node starts {beat.setup}; the node with the rendezvous {self.setup}"
+        if beat.node_rank is None:
+            return ""
+        holder = self._holders.get(beat.node_rank)
+        if holder and holder.agent != beat.agent and now - holder.last_seen <= self.lost_seconds:
+            return f"--node-rank: got {beat.node_rank}; {holder.node} has this rank already"
+        if beat.leaving:
+            self._holders.pop(beat.node_rank, None)
+        else:
+            self._holders[beat.node_rank] = _Holder(beat.agent, beat.node_name, now)
+        return ""
+
+
+# The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
+
 
 _GRACE_SECONDS = 2.0
 """How long a new service only listens: agents of a generation that runs send heartbeats meanwhile."""

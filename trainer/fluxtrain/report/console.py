@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from fluxtrain.report.speed import Speed
+from fluxtrain.report.metrics import Speed
 
 _GIB = 1 << 30
 

@@ -8,8 +8,8 @@ import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from fluxtrain.files import atomic_write_by_several
 from fluxtrain.report.records import Record
+from fluxtrain.runtime.files import atomic_write_by_several
 
 matplotlib.use("Agg")  # needs no display
 

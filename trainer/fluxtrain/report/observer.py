@@ -12,31 +12,35 @@ from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.launch import ENV_POD_UID, METRICS_FILE, SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.progress import COMPILE, EVALUATE, FINISH, SAMPLE, SAVE, STEP
+from fluxtrain.contract.process import (
+    COMPILE,
+    ENV_POD_UID,
+    EVALUATE,
+    FINISH,
+    METRICS_FILE,
+    SAMPLE,
+    SAMPLES_FOLDER,
+    SAVE,
+    STEP,
+    RunPaths,
+)
 from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
-from fluxtrain.distributed import World
 from fluxtrain.errors import one_line
-from fluxtrain.evaluate import Evaluation
-from fluxtrain.fence import Fence
-from fluxtrain.mlperf import RunFacts, node_records
-from fluxtrain.mlperf.chain.starts import loaded_state
-from fluxtrain.mlperf.flushed_caches import all_flushed
-from fluxtrain.mlperf.machine import machine_facts, node_mark
-from fluxtrain.report.clock import Clock
-from fluxtrain.report.convergence import Convergence
+from fluxtrain.mlperf import facts as node_records
+from fluxtrain.mlperf.chain_verify import loaded_state
+from fluxtrain.mlperf.facts import RunFacts, all_flushed, machine_facts, node_mark
+from fluxtrain.parallel.distributed import World
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.report.ledger import Ledger
-from fluxtrain.report.rank_times import RankTimesReport
-from fluxtrain.report.records import read_records
-from fluxtrain.report.run_logs import RunLogs, StepMetrics
-from fluxtrain.report.speed import Speed, Speedometer
-from fluxtrain.run_state import RunState
-from fluxtrain.step_times import StepTimes
+from fluxtrain.report.metrics import Clock, Speed, Speedometer
+from fluxtrain.report.records import Evaluation, read_records
+from fluxtrain.report.run_logs import Convergence, Ledger, RunLogs, StepMetrics
+from fluxtrain.report.stragglers import RankTimesReport
+from fluxtrain.runtime.step_times import StepTimes
+from fluxtrain.state.run_state import Fence, RunState
 
 _MAX_UNREADABLE_LOGGED = 20
 

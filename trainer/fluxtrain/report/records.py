@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.files import atomic_write_by_several
+from fluxtrain.runtime.files import atomic_write_by_several
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss at each of the eight timesteps (None if no sample has it), and the mean of these."""
+
+    loss: float
+    by_timestep: list[float | None]
+    num_samples: int
+    faults: tuple[str, ...] = ()
+    """One sentence for each unreadable sample of all ranks."""
 
 
 class Records:

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from fluxtrain.attention_backend import attention_on
-from fluxtrain.contract.launch import CHAIN_FILE, LOSS_FILE, METRICS_FILE, MLPERF_FILE, RunPaths
-from fluxtrain.contract.run.closed_division import Violation
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.sharding import Sharding
+from fluxtrain.contract.process import (
+    CHAIN_FILE,
+    LEDGER_FOLDER,
+    LOSS_FILE,
+    METRICS_FILE,
+    MLPERF_FILE,
+    RunPaths,
+)
+from fluxtrain.contract.run.closed_division import PREFIX, Violation
+from fluxtrain.contract.run.config import RunConfig, Sharding
+from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
-from fluxtrain.distributed import World
-from fluxtrain.evaluate import Evaluation
-from fluxtrain.fence import Fence
-from fluxtrain.gpus import Peak
-from fluxtrain.mlperf import MLPerfLog, RunFacts
-from fluxtrain.mlperf.chain.chain import Chain, OnHead
-from fluxtrain.mlperf.chain.starts import checkpoint_saved, hash_weights, start_facts
+from fluxtrain.mlperf.chain import Chain, OnHead
+from fluxtrain.mlperf.chain_verify import checkpoint_saved, hash_weights, start_facts
+from fluxtrain.mlperf.compliance import RULESETS
+from fluxtrain.mlperf.facts import RunFacts
+from fluxtrain.mlperf.log import MLPerfLog
+from fluxtrain.mlperf.rcp import EvaluationPoint, reference_point, samples_to_target
+from fluxtrain.parallel.compile import attention_on
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.traffic import sent_by_node
 from fluxtrain.report.console import Console, duration
-from fluxtrain.report.convergence import reference_band
-from fluxtrain.report.gallery.run_page import RunPage
-from fluxtrain.report.records import Record, Records, read_records
-from fluxtrain.report.sinks.opening import open_sinks
-from fluxtrain.report.speed import Speed
-from fluxtrain.run_state import RunState
-from fluxtrain.traffic import sent_by_node
+from fluxtrain.report.gallery import RunPage
+from fluxtrain.report.metrics import Metrics, Speed
+from fluxtrain.report.records import Evaluation, Record, Records, drop_after, read_records
+from fluxtrain.report.sinks import open_sinks
+from fluxtrain.runtime.devices import Peak
+from fluxtrain.runtime.progress import Progress
+from fluxtrain.state.run_state import Fence, RunState
 
 
 @dataclass(frozen=True)
@@ -265,3 +274,79 @@ def _division(config: RunConfig, shares: BatchShares, world: World) -> str:
         sent = sent_by_node(config, sharding, shares.accumulation_steps) / 1e9
         text += f" · shard groups cross nodes: each node sends {sent:,.3g} GB a step"
     return text
+
+
+# Where a run will reach its target, and where MLCommons' reference runs reach MLPerf's.
+
+
+class Convergence:
+    """Forecasts the samples to the target after each evaluation; on rank 0."""
+
+    def __init__(
+        self, config: RunConfig, records: Sequence[Record], metrics: Metrics, progress: Progress
+    ) -> None:
+        """Continue with the evaluations among ``records``; report to ``metrics`` and ``progress``."""
+        self._target = config.evaluation.target_loss
+        self._every = config.evaluation_steps * config.schedule.global_batch_size
+        self._metrics, self._progress = metrics, progress
+        self._evaluations: list[EvaluationPoint] = [
+            (record["samples"], record["eval_loss"]) for record in records if "eval_loss" in record
+        ]
+        if (band := reference_band(config)) is not None:
+            metrics.reference_samples_low.set(band[0])
+            metrics.reference_samples_high.set(band[1])
+        self._report()
+
+    def add(self, samples: int, loss: float) -> None:
+        """Report the forecast after an evaluation."""
+        self._evaluations.append((samples, loss))
+        self._report()
+
+    def _report(self) -> None:
+        if self._target is None:
+            return
+        forecast = samples_to_target(self._evaluations, self._target, self._every)
+        self._metrics.target_samples.set(math.nan if forecast is None else forecast)
+        self._progress.update(targetSamples=forecast)
+
+
+def reference_band(config: RunConfig) -> tuple[float, float] | None:
+    """Return the samples between which the reference's runs reach the target of a benchmark run.
+
+    None for runs of other presets or targets, and above the largest batch size of the reference.
+    """
+    is_benchmark = config.preset.startswith(PREFIX) and config.task == "train"
+    if not is_benchmark or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
+        return None
+    point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
+    return None if point is None else point.band
+
+
+# The ledger: one file per rank with the samples that it used in each step.
+
+
+class Ledger:
+    """The file of this rank."""
+
+    def __init__(self, output: Path, step: int, world: World, fence: Fence) -> None:
+        """Continue the ledger in ``output`` after ``step``; every rank must call this.
+
+        Raises FencedError if there is a newer start, whose files would be replaced.
+        """
+        fence.check()
+        folder = output / LEDGER_FOLDER
+        folder.mkdir(exist_ok=True)
+        if world.is_main:  # including files of ranks that this run no longer has
+            for path in folder.glob("rank_*.jsonl"):
+                drop_after(path, step)
+        world.barrier()
+        fence.check()
+        self._records = Records(folder / f"rank_{world.rank:05d}.jsonl", step)
+
+    def write(self, step: int, indices: list[int]) -> None:
+        """Append the ``indices`` of the samples that were used in ``step``."""
+        self._records.write({"step": step, "indices": indices})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()

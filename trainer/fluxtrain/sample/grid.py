@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -11,29 +13,30 @@ from typing import TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
+from PIL import Image as PilImage
+from PIL import ImageDraw, ImageFont
 from PIL.Image import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain import __version__
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.run.config import IMMUTABLE_PATHS, RunConfig, value_at
+from fluxtrain.contract.run.data import PIXELS_PER_LATENT
 from fluxtrain.data.dataset import Dataset, Encodings, shape_at
-from fluxtrain.data.empty_text import EmptyText
-from fluxtrain.data.images.dataset import ImageDataset
-from fluxtrain.data.sources import Source, Sources
-from fluxtrain.distributed import World
-from fluxtrain.draws import Array
+from fluxtrain.data.images import ImageDataset
+from fluxtrain.data.sources import EmptyText, Source, Sources
 from fluxtrain.encode.clip import caption_ids
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
-from fluxtrain.loss import FlowLoss
-from fluxtrain.report.gallery.pictures import ORIGINALS
-from fluxtrain.sample.batches import TextEncoding, sample_latents
-from fluxtrain.sample.denoise import Latents, to_pil_images
-from fluxtrain.sample.image_grid import Column, save_grid
-from fluxtrain.sample.png import model_digest, save_png, text_fields
-from fluxtrain.sample.prompt_file import Prompt, plain_prompts
-from fluxtrain.sample.prompts import chosen_prompts
+from fluxtrain.errors import StorageError
+from fluxtrain.model.loss import FlowLoss
+from fluxtrain.parallel.distributed import World
+from fluxtrain.report.gallery import ORIGINALS
+from fluxtrain.runtime.draws import Array
+from fluxtrain.runtime.files import atomic_write_by_several
+from fluxtrain.sample.denoise import Latents, TextEncoding, sample_latents, to_pil_images
+from fluxtrain.sample.prompts import Prompt, chosen_prompts, plain_prompts
 
 T = TypeVar("T")
 
@@ -228,3 +231,98 @@ def _on_host(text: EmptyText) -> TextEncoding:
 def _reason(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+# Draws images and their prompts in a grid, as one PNG.
+
+
+_CAPTION_HEIGHT, _GAP, _PER_ROW = 30, 6, 6
+_SMALL, _LARGEST = 128, 384
+"""Images up to the first side are drawn twice as large; larger ones to the second side at most."""
+Column = tuple[str, list[PilImage.Image]]
+"""A caption and the images below it."""
+
+
+def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -> None:
+    """Write ``columns`` to ``path`` as a PNG, six to a row, with ``title`` above and ``footer`` below."""
+    rows = [columns[start : start + _PER_ROW] for start in range(0, len(columns), _PER_ROW)]
+    every = [image for _, images in columns for image in images]
+    scale = _scale(max(max(image.size) for image in every))
+    cell_w = round(scale * max(image.width for image in every)) + _GAP
+    cell_h = round(scale * max(image.height for image in every)) + _GAP
+    heights = [_CAPTION_HEIGHT + cell_h * max(len(images) for _, images in row) for row in rows]
+    footer_text = _wrap(footer, cell_w * _PER_ROW // 6, max_lines=9)
+    size = sum(heights) + _CAPTION_HEIGHT + 14 * len(footer_text.splitlines())
+    grid = PilImage.new("RGB", (cell_w * _PER_ROW + _GAP, size), "white")
+    draw, font = ImageDraw.Draw(grid), ImageFont.load_default(size=11)
+    draw.text((_GAP, 8), title, fill="black", font=font)
+    top = _CAPTION_HEIGHT
+    for row, row_height in zip(rows, heights, strict=True):
+        for column, (caption, images) in enumerate(row):
+            left = _GAP + column * cell_w
+            text = _wrap(caption, max(22, cell_w // 6))
+            draw.multiline_text((left, top), text, fill="black", font=font, spacing=1)
+            for index, image in enumerate(images):
+                size_drawn = round(scale * image.width), round(scale * image.height)
+                drawn = image.resize(size_drawn, PilImage.Resampling.LANCZOS)
+                grid.paste(drawn, (left, top + _CAPTION_HEIGHT + index * cell_h))
+        top += row_height
+    draw.multiline_text((_GAP, top), footer_text, fill="gray", font=font, spacing=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write_by_several(path) as partial:
+        grid.save(partial, format="PNG")
+
+
+def _scale(longest: int) -> float:
+    return 2.0 if longest <= _SMALL else min(1.0, _LARGEST / longest)
+
+
+def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines[:max_lines])
+
+
+# PNGs with the settings of their image in text fields.
+
+
+def text_fields(config: RunConfig, prompt: Prompt) -> dict[str, str]:
+    """Return the text fields of the image of ``prompt``."""
+    fields = {
+        "prompt": prompt.text,
+        "negative_prompt": prompt.negative,
+        "seed": str(prompt.seed),
+        "index": str(prompt.index),
+        "steps": str(prompt.num_steps),
+        "time_shift": config.sampling.time_shift,
+        "cfg_scale": str(prompt.cfg_scale),
+        "guidance": "" if prompt.guidance is None else str(prompt.guidance),
+        "weights": str(config.initial_weights or ""),
+        "adapters": ", ".join(f"{each.path}:{each.strength:g}" for each in config.added_adapters),
+        "Software": f"fluxtrain {__version__}",
+    }
+    return {name: text for name, text in fields.items() if text}
+
+
+def model_digest(config: RunConfig, step: int) -> str:
+    """Return a SHA-256 that names the weights after ``step``: of it and all fields that they depend on."""
+    values = config.model_dump(mode="json")
+    fields = {path: value_at(values, path) for path in sorted(IMMUTABLE_PATHS)}
+    text = json.dumps([fields, step], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def save_png(path: Path, image: PilImage.Image, fields: Mapping[str, str]) -> None:
+    """Write ``image`` with ``fields`` to ``path``, whole or not at all; StorageError if that fails."""
+    info = PngInfo()
+    for key, text in fields.items():
+        info.add_itxt(key, text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write_by_several(path) as partial:
+            image.save(partial, format="png", pnginfo=info)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
+from fluxtrain.contract.run.data import PIXELS_PER_TOKEN
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain.sample.prompt_file import Prompt, plain_prompts, read_prompts
 
 
 def chosen_prompts(config: RunConfig, data_root: Path) -> list[Prompt]:
@@ -32,3 +35,207 @@ def check_sampling(config: RunConfig, data_root: Path, models_root: Path) -> Non
         raise ConfigError("spec.run.sampling.num_prompts", UNSET, text)
     needs_text = bool(prompts) or config.data.source == "images"
     check_files(config.encoders, models_root, with_text=needs_text)
+
+
+# Reads prompt files in kohya's syntax: a prompt a line, with options after it.
+#
+#     # a comment
+#     a red heart --w 1280 --h 768 --d 42 --s 28 --g 3.5
+#     a house --l 4 --n blurry, text
+#
+# | option | meaning                                        | otherwise                       |
+# |--------|------------------------------------------------|---------------------------------| |
+# --w    | width in pixels                                | data.image_size                 | | --h
+# | height in pixels                               | data.image_size                 | | --d    |
+# seed                                           | the run's seed and the line     | | --s    |
+# Euler steps                                    | sampling.num_steps              | | --l    |
+# scale of classifier-free guidance              | sampling.cfg_scale              | | --g    |
+# distilled guidance, of models that have it     | sampling.guidance               | | --n    |
+# negative prompt, for a --l other than 1        | the empty prompt                |
+#
+# Sides are rounded down to what the model's patches need, as kohya's are. An option that has no
+# effect here is refused, with its line.
+
+
+MAX_PROMPTS = 256
+_MAX_BYTES = 1 << 20
+_MAX_TEXT = 1024
+_MIN_SIDE = PIXELS_PER_TOKEN
+_MAX_SIDE = 8192
+_MAX_STEPS = 1000
+_OPTION = re.compile(r"(?:^|\s)--(\w+)(?:=|(?=\s)|$)")
+_NO_MEANING = {
+    "ss": "the sampler is always Euler's",
+    "cn": "there is no ControlNet here",
+    "fs": "flow shift is sampling.time_shift, of all images",
+    "am": "adapters are those of the run",
+    "r": "renoising is not of FLUX.1",
+}
+"""Options of kohya's that have no effect here."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one image is sampled with."""
+
+    text: str
+    width: int
+    height: int
+    seed: int
+    index: int
+    """Number of the draw of ``seed``."""
+    num_steps: int
+    cfg_scale: float
+    guidance: float | None
+    """None if the model has none."""
+    negative: str = ""
+
+
+def plain_prompts(config: RunConfig, texts: Iterable[str], first: int = 0) -> list[Prompt]:
+    """Return ``texts`` with the settings of ``config``; ``first`` is the number of the first image's draw."""
+    side, sampling = config.data.image_size, config.sampling
+    guidance = sampling.guidance if config.model.guidance_embed else None
+    return [
+        Prompt(
+            *(text, side, side, config.drawn_seed, index),
+            *(sampling.num_steps, sampling.cfg_scale, guidance),
+        )
+        for index, text in enumerate(texts, first)
+    ]
+
+
+def read_prompts(path: Path, config: RunConfig, first: int = 0) -> list[Prompt]:
+    """Return the prompts of ``path``; ``first`` is the number of the first one without a seed of its own.
+
+    Raises ConfigError naming the line, what is wrong, and what is allowed.
+    """
+    prompts = list[Prompt]()
+    for number, line in enumerate(_lines(path), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        try:
+            prompts.append(_parse(text, config, first + len(prompts)))
+        except ValueError as error:
+            raise ConfigError(_FIELD, UNSET, f"{path}, line {number}: {error}") from None
+        if len(prompts) > MAX_PROMPTS:
+            text = f"{path}, line {number}: at most {MAX_PROMPTS} prompts"
+            raise ConfigError(_FIELD, UNSET, text)
+    if not prompts:
+        raise ConfigError(_FIELD, UNSET, f"{path}: it has no prompt")
+    return prompts
+
+
+_FIELD = "spec.run.sampling.prompt_file"
+
+
+def _lines(path: Path) -> list[str]:
+    if path.suffix in (".toml", ".json"):
+        text = "must be a text file with a prompt on each line"
+        raise ConfigError(_FIELD, UNSET, f"{path}: {text}")
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise ConfigError(_FIELD, UNSET, f"{path}: has more than {_MAX_BYTES} bytes")
+        return content.decode("utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(_FIELD, UNSET, f"{path}: cannot be read ({reason})") from None
+
+
+def _parse(line: str, config: RunConfig, index: int) -> Prompt:
+    """Return the prompt in ``line``; ValueError if an option is unknown, wrong or without effect."""
+    text, options = _split(line)
+    if not text:
+        raise ValueError("there is no prompt before the options")
+    if len(text) > _MAX_TEXT:
+        raise ValueError(f"the prompt has more than {_MAX_TEXT} characters")
+    for name in options:
+        if name in _NO_MEANING:
+            raise ValueError(f"--{name} has no effect: {_NO_MEANING[name]}")
+        if name not in _READERS:
+            known = ", ".join(f"--{known}" for known in _READERS)
+            raise ValueError(f"--{name} is unknown; use {known}")
+    values = {name: _READERS[name](name, value) for name, value in options.items()}
+    sampling, has_guidance = config.sampling, config.model.guidance_embed
+    if "g" in values and not has_guidance:
+        raise ValueError("--g has no effect: the model has no guidance_embed; use --l")
+    cfg_scale = float(values.get("l", sampling.cfg_scale))
+    if "n" in values and cfg_scale == 1:
+        raise ValueError(
+            "--n has no effect with classifier-free guidance 1; add --l, such as --l 4"
+        )
+    guidance = float(values.get("g", sampling.guidance)) if has_guidance else None
+    has_seed, side = "d" in values, config.data.image_size
+    return Prompt(
+        text=text,
+        width=_rounded(int(values.get("w", side))),
+        height=_rounded(int(values.get("h", side))),
+        seed=int(values["d"]) if has_seed else config.drawn_seed,
+        index=0 if has_seed else index,
+        num_steps=int(values.get("s", sampling.num_steps)),
+        cfg_scale=cfg_scale,
+        guidance=guidance,
+        negative=str(values.get("n", "")),
+    )
+
+
+def _split(line: str) -> tuple[str, dict[str, str]]:
+    """Return the prompt of ``line``, and the text of each option; ValueError if one is repeated."""
+    found = list(_OPTION.finditer(line))
+    text = line[: found[0].start()] if found else line
+    options = dict[str, str]()
+    ends = [option.start() for option in found[1:]] + [len(line)]
+    for option, end in zip(found, ends, strict=False):
+        name = option[1].lower()
+        if name in options:
+            raise ValueError(f"--{name} is given twice")
+        options[name] = line[option.end() : end].strip()
+    return text.strip(), options
+
+
+def _whole(least: int, most: int) -> Callable[[str, str], int]:
+    def read(name: str, value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            allowed = f"must be a whole number from {least} to {most}"
+            raise ValueError(f"--{name} {value}: {allowed}")
+        return number
+
+    return read
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 100:
+        raise ValueError(f"--{name} {value}: must be a number from 0 to 100")
+    return number
+
+
+def _text(name: str, value: str) -> str:
+    if not value or len(value) > _MAX_TEXT:
+        raise ValueError(f"--{name}: must be a text of 1 to {_MAX_TEXT} characters")
+    return value
+
+
+_READERS: dict[str, Callable[[str, str], int | float | str]] = {
+    "w": _whole(_MIN_SIDE, _MAX_SIDE),
+    "h": _whole(_MIN_SIDE, _MAX_SIDE),
+    "d": _whole(0, LARGEST_SEED),
+    "s": _whole(1, _MAX_STEPS),
+    "l": _number,
+    "g": _number,
+    "n": _text,
+}
+
+
+def _rounded(side: int) -> int:
+    """Return ``side`` rounded down to whole patches."""
+    return side // _MIN_SIDE * _MIN_SIDE

@@ -14,28 +14,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.clip import clip_adapters, with_updates
+from fluxtrain.adapter.merge import clip_adapters, with_updates
 from fluxtrain.adapter.opening import model_of
-from fluxtrain.contract.launch import SAMPLES_FOLDER, RunPaths
-from fluxtrain.contract.progress import FINISH, SAMPLE
+from fluxtrain.contract.process import FINISH, SAMPLE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.distributed import World
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain.loss import FlowLoss
 from fluxtrain.model.flux import Flux
-from fluxtrain.parallelize import DTYPES, load_weights
-from fluxtrain.progress import Alive
-from fluxtrain.random_seed import with_any_seed
+from fluxtrain.model.loss import FlowLoss
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.parallelize import DTYPES, load_weights
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.sample.batches import noise_of, sample_latents, settings_of
-from fluxtrain.sample.denoise import denoise, to_pil_images
-from fluxtrain.sample.png import save_png, text_fields
-from fluxtrain.sample.prompt_file import Prompt
-from fluxtrain.sample.prompts import chosen_prompts
-from fluxtrain.weights.base import require_same_clip
+from fluxtrain.runtime.progress import Alive
+from fluxtrain.sample.denoise import denoise, noise_of, sample_latents, settings_of, to_pil_images
+from fluxtrain.sample.grid import save_png, text_fields
+from fluxtrain.sample.prompts import Prompt, chosen_prompts
+from fluxtrain.state.random_seed import with_any_seed
+from fluxtrain.weights.reader import require_same_clip
 
 _POLL_SECONDS = 0.5
 TextEncoding = tuple[Tensor, Tensor]  # tokens "1 l d", pooled vector "1 v"

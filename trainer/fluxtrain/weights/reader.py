@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Protocol
 
@@ -24,27 +26,108 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fluxtrain import scaled_fp8
-from fluxtrain.contract.launch import CHECKPOINTS_FOLDER
+from fluxtrain.contract.model_base import validate
+from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.validation import validate
-from fluxtrain.distributed import World
+from fluxtrain.encode.files import clip_digest
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.model.tensor_names import Entry, Shape, entries
-from fluxtrain.progress import Alive
-from fluxtrain.run_state import DONE, latest
-from fluxtrain.safetensors_file import Span, read_header, read_tensor
-from fluxtrain.scaled_fp8 import (
+from fluxtrain.model.layers import Entry, Shape, entries
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime import safetensors
+from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.safetensors import (
+    Span,
     is_beside,
+    read_header,
+    read_tensor,
     require_scales,
     require_shape,
     require_usable,
     scales_of,
     unscaled,
 )
-from fluxtrain.weights.checkpoint_weights import CheckpointWeights
-from fluxtrain.weights.other_files import what_it_is
+from fluxtrain.state.run_state import DONE, kind_of_result, latest, read_config
+from fluxtrain.state.verification import require_whole_weights
+
+# The weights in one of our checkpoints, verified by its checksums.
+
+
+_GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
+
+
+class CheckpointWeights:
+    """The model's weights of one of our checkpoints, or their average if the run keeps one."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the model's config; raise DataError or ConfigError if it is not valid, or of adapters."""
+        self.path = path
+        config = read_config(path)
+        if config.get("adapter") is not None:
+            base = config.get("initial_weights")
+            raise DataError(
+                f"{path}: it has adapters only, for {base!r}, and not the model's weights"
+            )
+        self._kind, values = kind_of_result(config), config.get("model")
+        self.model = validate(ModelConfig, values, f"{path}/config.json: model")
+        self.shapes = {entry.name: entry.shape for entry in entries(self.model)}
+
+    def verify(self, world: World, alive: Alive) -> None:
+        """Verify the parts of the files that hold the weights, each rank an equal share."""
+        require_whole_weights(self.path, world, alive)
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors, reading a gigabyte of them at once."""
+        from fluxtrain.state.checkpoint import load  # a second of imports
+
+        for group in _groups(names, self.shapes):
+            state = {f"{self._kind}.{name}": torch.empty(self.shapes[name]) for name in group}
+            load(self.path, state)
+            yield from zip(group, state.values(), strict=True)
+
+
+def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str]]:
+    total = 0
+    keys = {}
+    for name in names:
+        keys[name] = total // _GROUP_BYTES
+        total += 4 * prod(shapes[name])
+    for _, group in groupby(names, keys.__getitem__):
+        yield list(group)
+
+
+# Says what a safetensors file is that holds no transformer of FLUX, by the names of its tensors.
+
+
+_KINDS = (
+    (
+        ("lora_down", "lora_up", "lora_A", "lora_B", "lokr_", "hada_w"),
+        "adapters, which spec.run.adapter.initial and added_adapters take",
+    ),
+    (("input_blocks.", "down_blocks.0.attentions"), "a U-Net of Stable Diffusion"),
+    (("joint_blocks.",), "a transformer of Stable Diffusion 3"),
+    (
+        ("encoder.block.0.", "text_model.", "embeddings.token_embedding."),
+        "a text encoder, which spec.run.encoders takes",
+    ),
+    (("decoder.conv_in.",), "an autoencoder, which spec.run.encoders takes"),
+)
+"""Parts of names, of which any file of a kind has one."""
+
+
+def what_it_is(names: Iterable[str]) -> str:
+    """Return "; it holds ..." for a known kind of file, "" for others."""
+    known = list(names)
+    for parts, kind in _KINDS:
+        if any(part in name for part in parts for name in known):
+            return f"; it holds {kind}"
+    return ""
+
+
+# Read weights of any supported layout under BFL's tensor names: all shapes first, then single
+# tensors.
+
 
 _IN_CHECKPOINT = "model.diffusion_model."
 """Before the transformer's names in ComfyUI's checkpoints, which have text encoders and autoencoder too."""
@@ -237,7 +320,7 @@ class _FileWeights:
 def _open_files(path: Path, files: list[Path]) -> Weights:
     locations: dict[str, _Location] = {}
     for file in files:
-        for name, span in read_header(file, scaled_fp8.DTYPES).items():
+        for name, span in read_header(file, safetensors.SCALED_FP8_DTYPES).items():
             if name in locations:
                 raise DataError(f"{file}: {name} is in another file of {path} as well")
             locations[name] = _Location(file, name, span)
@@ -258,7 +341,7 @@ def _with_scales(path: Path, locations: dict[str, _Location]) -> dict[str, _Loca
     Raises DataError if one is missing or of no use.
     """
     spans = {name: each.span for name, each in locations.items()}
-    in_fp8 = {n: span.shape for n, span in spans.items() if span.dtype in scaled_fp8.FP8.values()}
+    in_fp8 = {n: span.shape for n, span in spans.items() if span.dtype in safetensors.FP8.values()}
     try:
         require_scales(in_fp8, locations)
     except ValueError as error:
@@ -386,3 +469,69 @@ def _config_text(path: Path) -> str:
     if (size := path.stat().st_size) > _MAX_CONFIG_BYTES:
         raise DataError(f"{path}: {size} bytes, at most {_MAX_CONFIG_BYTES} are read")
     return path.read_text()
+
+
+# Whether the weights that adapters change are still those that the run began with.
+#
+# A checkpoint of adapters has no weights of the model, nor of CLIP. Its run keeps a digest of them
+# in ``base.json``: of names, shapes and the first bytes of each tensor, or of the checksums of one
+# of our checkpoints.
+
+
+FILE = "base.json"
+_DIGEST, _CLIP = "sha256", "clip_sha256"
+_OTHERS = "has other weights than when the run began; restore them, or use another --output for another run"
+
+
+def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) -> None:
+    """Keep which weights the adapters of a run change; ConfigError if one that goes on has others."""
+    if not is_new:
+        return require_same_base(config, paths.models, paths.output)
+    weights = initial_weights(config, paths.models) if config.adapter else None
+    if weights is not None and world.is_main:
+        content = {"weights": config.initial_weights, _DIGEST: digest_of(weights)}
+        if config.trains_clip:
+            content[_CLIP] = clip_digest(config.encoders, paths.models)
+        with atomic_write(paths.output / FILE) as partial:
+            partial.write_text(json.dumps(content, indent=1) + "\n")
+    return None
+
+
+def require_same_base(config: RunConfig, models_root: Path, output: Path) -> None:
+    """Raise ConfigError if the run in ``output`` began with other weights, of the model or of CLIP.
+
+    DataError if what it keeps of them is damaged. An earlier version kept nothing of CLIP, or of both.
+    """
+    path = output / FILE
+    if config.adapter is None or not path.exists():
+        return
+    weights = initial_weights(config, models_root)
+    before, clip = _read(path)
+    if weights is not None and digest_of(weights) != before:
+        raise ConfigError("spec.run.initial_weights", config.initial_weights, _OTHERS)
+    if config.trains_clip and clip not in (None, clip_digest(config.encoders, models_root)):
+        raise ConfigError("spec.run.encoders.clip", config.encoders.clip, _OTHERS)
+
+
+def require_same_clip(config: RunConfig, models_root: Path, adapters: Iterable[Path]) -> None:
+    """Raise ConfigError if the CLIP of ``config`` is another one than that of a run among ``adapters``.
+
+    These are runs, checkpoints and LoRA files, which keep nothing of CLIP. DataError if what a run keeps is
+    damaged.
+    """
+    for path in filter(Path.is_dir, adapters):
+        run = path if (path / FILE).exists() else path.parent.parent  # of a checkpoint
+        clip = _read(run / FILE)[1] if (run / FILE).exists() else None
+        if clip not in (None, clip_digest(config.encoders, models_root)):
+            text = f"has other weights than the one whose adapters the run {run} trained"
+            raise ConfigError("spec.run.encoders.clip", config.encoders.clip, text)
+
+
+def _read(path: Path) -> tuple[str, str | None]:
+    """Return the digests of the model and of CLIP in ``path``; DataError if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        return content[_DIGEST], content.get(_CLIP)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = "is damaged; remove it if initial_weights are those that the run began with"
+        raise DataError(f"{path}: {text}") from None

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.distributed import World
 from fluxtrain.errors import ConfigError, DataError, StorageError
-from fluxtrain.model.tensor_names import Entry, Shape, entries
-from fluxtrain.safetensors_file import read_header
-from fluxtrain.safetensors_writer import content_of, header
+from fluxtrain.model.layers import Entry, Shape, entries
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.safetensors import content_of, header, read_header
 from fluxtrain.weights.reader import AXES_KEY, Weights, require_complete
 
 Layout = Literal["bfl", "diffusers"]

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from tests.trainer.data.layouts.encoded_sets import save_stream
+from tests.trainer.data.formats.encoded_sets import save_stream
 from tests.trainer.data.small_runs import batches, image_run
 from tests.trainer.tiny_encoders import png, small_image
 
-from fluxtrain.contract.launch import RunPaths
-from fluxtrain.data.batch import ImageBatch
-from fluxtrain.data.tar.dataset import TarImages
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.data.dataset import ImageBatch
+from fluxtrain.data.images import TarImages
 from fluxtrain.errors import DataError
 
 

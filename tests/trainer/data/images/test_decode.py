@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.trainer.data.tar.tar_files import PILLOW_FORMATS, encode, image, member, open_with
+from tests.trainer.data.formats.tar_files import PILLOW_FORMATS, encode, image, member, open_with
 
-from fluxtrain.data.images.decode import decode
-from fluxtrain.data.images.files import SampleError
+from fluxtrain.data.images import SampleError, decode
 
 
 def test_transparent_parts_become_white() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fluxtrain.data.images import decode as tar_images
-from fluxtrain.data.images import resize
+from fluxtrain.data import images
+from fluxtrain.data import images as tar_images
 from fluxtrain.data.pictures import picture
 
 
@@ -27,9 +27,9 @@ def test_a_part_is_resized_as_the_whole_is(
     resized = side * width // short, side * height // short
     left, top = (resized[0] - side) // 2, (resized[1] - side) // 2
     box = (left, top, left + side, top + side)
-    whole = np.array(resize.resize_crop(image, resized, box, kernel)).astype(int)
-    monkeypatch.setattr(resize, "MAX_RESIZED_PIXELS", 0)
-    part = np.array(resize.resize_crop(image, resized, box, kernel)).astype(int)
+    whole = np.array(images.resize_crop(image, resized, box, kernel)).astype(int)
+    monkeypatch.setattr(images, "MAX_RESIZED_PIXELS", 0)
+    part = np.array(images.resize_crop(image, resized, box, kernel)).astype(int)
     assert part.shape == whole.shape == (side, side, 3)
     assert np.abs(part - whole).mean() < 0.2
     assert np.abs(part - whole).max() <= 16  # where 8 bits clip between the passes

@@ -13,11 +13,11 @@ from tests.trainer import ranks
 from tests.trainer.data.small_runs import batches, encoded_run, image_run, ledger, losses, train
 from tests.trainer.tiny_encoders import config
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.batch import ImageBatch
+from fluxtrain.data.dataset import ImageBatch
 from fluxtrain.errors import ConfigError
-from fluxtrain.precompute import preprocess
+from fluxtrain.prepare.preprocess import preprocess
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from PIL import Image
 from tests.trainer.picture_cache.folders import file_of, noise
 
 from fluxtrain.cli import main
-from fluxtrain.data.pictures import glyphs
-from fluxtrain.data.pictures.glyphs import Fonts
+from fluxtrain.data.pictures import inspection
+from fluxtrain.data.pictures.inspection import Fonts
 
 CAPTION = "猫の写真"
 """Chinese and Japanese; the name of the picture is Korean."""
@@ -83,7 +83,7 @@ def test_an_installed_font_draws_what_the_usual_one_lacks(
         font_of(folder.parent / "Korean.ttf", NAME),
         font_of(folder.parent / "Chinese.ttf", CAPTION),
     ]
-    monkeypatch.setattr(glyphs, "installed_fonts", lambda: fonts)
+    monkeypatch.setattr(inspection, "installed_fonts", lambda: fonts)
     assert checked(folder) == 0
     assert "no font" not in capsys.readouterr().out
     assert Fonts(11, [CAPTION, NAME, "a"]).lacking == ""
@@ -95,7 +95,7 @@ def test_an_installed_font_draws_what_the_usual_one_lacks(
 def test_what_no_font_has_is_counted_and_told_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(glyphs, "installed_fonts", lambda: [])
+    monkeypatch.setattr(inspection, "installed_fonts", lambda: [])
     assert checked(folder) == 0
     said = capsys.readouterr().out
     assert said.count("no font here has") == 1
@@ -110,13 +110,15 @@ def test_what_no_font_has_is_counted_and_told_once(
 
 
 def test_the_fonts_of_this_machine_are_used() -> None:
-    others = glyphs.installed_fonts()
-    has = {char for path in others for char in CAPTION if char in glyphs._characters(Path(path))}
+    others = inspection.installed_fonts()
+    has = {
+        char for path in others for char in CAPTION if char in inspection._characters(Path(path))
+    }
     assert Fonts(11, [CAPTION]).lacking == "".join(sorted(set(CAPTION) - has))
 
 
 def test_a_long_caption_without_spaces_has_two_lines() -> None:
-    from fluxtrain.data.pictures.contact_sheet import _wrapped
+    from fluxtrain.data.pictures.inspection import _wrapped
 
     first, second = _wrapped(Fonts(11, []), "x" * 60, lines=2)
     assert first + second == "x" * 60

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
-from fluxtrain.contract.run.buckets import BucketsConfig
-from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.contract.run.variants import VariantsConfig
-from fluxtrain.data.pictures.kohya import own_sizes
-from fluxtrain.data.pictures.placement import placements
-from fluxtrain.data.pictures.subset import (
-    batch_size_note,
-    list_subsets,
-    subsets,
-    training_pictures,
-)
+from fluxtrain.contract.run.data import BucketsConfig, DataConfig, VariantsConfig
+from fluxtrain.data.pictures.kohya_config import own_sizes
+from fluxtrain.data.pictures.picture import placements
+from fluxtrain.data.pictures.subset import batch_size_note, list_subsets, subsets, training_pictures
 from fluxtrain.errors import FluxtrainError
 
 TOML = """

@@ -10,7 +10,7 @@ import yaml
 from PIL import Image
 
 from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.data.pictures.kohya_folders import repeats_note
+from fluxtrain.data.pictures.kohya_config import repeats_note
 from fluxtrain.data.pictures.subset import list_subsets, notes, training_pictures
 
 

@@ -26,9 +26,9 @@ from fluxtrain.data.pictures.picture import (
     decode,
     fit,
     picture_size,
+    placements,
     require_enough_pixels,
 )
-from fluxtrain.data.pictures.placement import placements
 from fluxtrain.errors import DataError
 
 RED, BLUE = (200, 30, 40), (20, 40, 210)

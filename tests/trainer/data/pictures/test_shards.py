@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import webdataset
-from tests.trainer.data.tar.tar_files import image
+from tests.trainer.data.formats.tar_files import image
 
-from fluxtrain.data.pictures.faults import read_faults
-from fluxtrain.data.pictures.folder import list_pictures
-from fluxtrain.data.pictures.shards import unpack
+from fluxtrain.data.pictures.folder import list_pictures, read_faults
+from fluxtrain.data.pictures.tables import unpack
 from fluxtrain.errors import DataError
 
 

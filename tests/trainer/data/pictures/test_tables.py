@@ -12,11 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
-from tests.trainer.data.tar.tar_files import image, pixels
+from tests.trainer.data.formats.tar_files import image, pixels
 
-from fluxtrain.contract.run.table import TableConfig
-from fluxtrain.data.pictures.faults import read_faults
-from fluxtrain.data.pictures.folder import list_pictures
+from fluxtrain.contract.run.data import TableConfig
+from fluxtrain.data.pictures.folder import list_pictures, read_faults
 from fluxtrain.data.pictures.tables import files_of_split, write_out
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from tests.trainer.picture_cache.folders import noise
 
-from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.picture import fit
-from fluxtrain.data.pictures.variants import variant_captions, variant_placements
+from fluxtrain.contract.run.data import AS_THEY_ARE, VariantsConfig
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.picture import fit, variant_captions, variant_placements
 
 SHUFFLED = VariantsConfig(captions=50, shuffle_caption=True, keep_tokens=2)
 CAPTION = "ohwx, a toy, red,  on a table , small,blue sky"

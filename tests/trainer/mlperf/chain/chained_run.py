@@ -12,12 +12,18 @@ from typing import Any
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.order import BatchShares
-from fluxtrain.mlperf.chain import Chain, Head, Verdict, verify
-from fluxtrain.mlperf.chain.record import digest, encode, parse, split
-from fluxtrain.mlperf.chain.starts import checkpoint_saved, loaded_state, start_facts
+from fluxtrain.mlperf.chain import Chain, digest, encode, parse, split
+from fluxtrain.mlperf.chain_verify import (
+    Head,
+    Verdict,
+    checkpoint_saved,
+    loaded_state,
+    start_facts,
+    verify,
+)
 from fluxtrain.mlperf.facts import RunFacts
 from fluxtrain.mlperf.log import MLPerfLog
-from fluxtrain.run_state import RunState
+from fluxtrain.state.run_state import RunState
 
 SIZE, EVERY, SEEN = 1024, 262_144, "2040-01-01T00:00:00Z"
 POD = "0b5f6b5e-0000-4000-8000-000000000001"
@@ -103,10 +109,10 @@ def save(run: ChainedRun, log: MLPerfLog, step: int) -> None:
     folder = run.folder / "checkpoints" / f"step_{step:010d}"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"step": step}))
-    from fluxtrain import checksums
+    from fluxtrain.runtime import files
 
-    sums = {"run.json": checksums.sums_of((folder / "run.json").read_bytes())}
-    (folder / "DONE").write_text(checksums.encode(sums))
+    sums = {"run.json": files.sums_of((folder / "run.json").read_bytes())}
+    (folder / "DONE").write_text(files.encode(sums))
     assert log.chain is not None
     checkpoint_saved(log.chain, run.folder, step)
 

@@ -18,10 +18,9 @@ from tests.trainer.mlperf.chain.chained_run import (
 
 from fluxtrain.errors import StorageError
 from fluxtrain.mlperf import RULESETS, check
-from fluxtrain.mlperf.chain import Chain, verify
-from fluxtrain.mlperf.chain.record import digest, parse, split
-from fluxtrain.mlperf.chain.starts import hash_weights, start_facts
-from fluxtrain.run_state import RunState
+from fluxtrain.mlperf.chain import Chain, digest, parse, split
+from fluxtrain.mlperf.chain_verify import hash_weights, start_facts, verify
+from fluxtrain.state.run_state import RunState
 
 
 def write_until_killed(run: ChainedRun, ready: int) -> NoReturn:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from tests.trainer.mlperf.chain.chained_run import ChainedRun, chained_run
 
-from fluxtrain.contract.launch import CONFIG_FILE
+from fluxtrain.contract.process import CONFIG_FILE
 from fluxtrain.mlperf.evidence import run_of
-from fluxtrain.mlperf.ran_job import RAN_JOB_FILE, ran_job
-from fluxtrain.mlperf.review.chained import log_follows_its_chain
+from fluxtrain.mlperf.jobs import RAN_JOB_FILE, ran_job
+from fluxtrain.mlperf.review.run_rules import log_follows_its_chain
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from tests.trainer.mlperf.chain.chained_run import ChainedRun, chained_run
 
 from fluxtrain.cli import main
-from fluxtrain.mlperf.chain import Head
-from fluxtrain.mlperf.chain.record import digest
+from fluxtrain.mlperf.chain import digest
+from fluxtrain.mlperf.chain_verify import Head
 
 Forgery = Callable[[ChainedRun], object]
 

@@ -16,11 +16,9 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.progress import Progress
-from fluxtrain.report.gallery.losses import Losses
-from fluxtrain.report.gallery.pictures import MOST_PROMPTS, MOST_STEPS, Pictures
-from fluxtrain.report.gallery.run_page import RunPage
-from fluxtrain.report.server import serve
+from fluxtrain.report.endpoint import serve
+from fluxtrain.report.gallery import MOST_PROMPTS, MOST_STEPS, Losses, Pictures, RunPage
+from fluxtrain.runtime.progress import Progress
 
 BROWSER = "chromium-headless-shell"
 HOSTILE = "<script>document.title='owned'</script>\"'><img src=x onerror=alert(1)> ü 😀"

@@ -9,12 +9,12 @@ from typing import Any
 from cluster.free_ports import free_port
 from tests.trainer import ranks
 
-from fluxtrain.contract.launch import METRICS_FILE, RunPaths
+from fluxtrain.contract.process import METRICS_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.distributed import World
+from fluxtrain.parallel.distributed import World
 from fluxtrain.report.records import Record, read_records
-from fluxtrain.report.sinks.scalars import scalars
+from fluxtrain.report.sinks import scalars
 
 BATCH, CRASH_STEP = 16, 11
 RUN: dict[str, Any] = {

@@ -11,18 +11,18 @@ from tests.paths import MICRO
 from tests.trainer import ranks
 
 from fluxtrain.cli import main
-from fluxtrain.contract.launch import ENV_CONFIG, RunPaths
+from fluxtrain.contract.process import ENV_CONFIG, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
 from fluxtrain.errors import EXIT_USAGE
 from fluxtrain.launch import rank
-from fluxtrain.report.sinks import packages
+from fluxtrain.parallel.distributed import World
+from fluxtrain.report import sinks
 
 
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(sinks, "find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_pod_without_the_package_ends_with_the_code_of_a_wrong_file(
     ],
 )
 def test_nothing_is_needed_if_nothing_is_written(changes: dict[str, object]) -> None:
-    packages.require_packages(resolve({"preset": "micro", **changes}))
+    sinks.require_packages(resolve({"preset": "micro", **changes}))
 
 
 def train_and_list_modules(config: RunConfig, paths: RunPaths, world: World) -> None:
@@ -75,5 +75,5 @@ def test_a_run_without_sinks_imports_neither(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, tmp_path, tmp_path)
     assert ranks.finish(train_and_list_modules, config, paths) == [0], ranks.output_of(paths)
     modules = json.loads((tmp_path / "modules.json").read_text())
-    assert "fluxtrain.report.sinks.opening" in modules
+    assert "fluxtrain.report.sinks" in modules
     assert not {"wandb", "tensorboard", "torch.utils.tensorboard"} & {*modules}

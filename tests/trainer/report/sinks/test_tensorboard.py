@@ -9,8 +9,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.trainer.report.sinks.runs import CRASH_STEP, points, train
 
-from fluxtrain.report.sinks.scalars import IMAGES
-from fluxtrain.report.sinks.tensorboard import TensorBoardSink
+from fluxtrain.report.sinks import IMAGES, TensorBoardSink
 
 pytestmark = pytest.mark.slow
 ON = {"tensorboard": True}

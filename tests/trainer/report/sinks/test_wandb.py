@@ -15,11 +15,11 @@ from PIL import Image
 from tests.trainer import ranks
 from tests.trainer.report.sinks.runs import CRASH_STEP, points, train
 
-from fluxtrain.contract.launch import RunPaths
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.distributed import World
-from fluxtrain.report.sinks import wandb
+from fluxtrain.parallel.distributed import World
+from fluxtrain.report import sinks
 
 pytestmark = pytest.mark.slow
 OFFLINE = {"wandb": {"project": "tests", "name": "one", "mode": "offline"}}
@@ -57,7 +57,7 @@ def test_a_crash_neither_repeats_nor_loses_steps_and_the_run_stays_the_same(tmp_
 
 def write_without_a_connection(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Write a record and an image with ``config``, first without a key, then without a server."""
-    wandb.CONNECT_SECONDS = 1.0
+    sinks.CONNECT_SECONDS = 1.0
     os.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{free_port()}"
     image = paths.output / "step.png"
     Image.new("RGB", (6, 4)).save(image)
@@ -65,7 +65,7 @@ def write_without_a_connection(config: RunConfig, paths: RunPaths, world: World)
         os.environ["WANDB_API_KEY"] = key
         folder = paths.output / name
         folder.mkdir()
-        sink = wandb.WandbSink(config, folder, lambda text: print(text, flush=True))
+        sink = sinks.WandbSink(config, folder, lambda text: print(text, flush=True))
         sink.write({"step": 2, "samples": 32, "train_loss": 0.5})
         sink.show(32, image)
         sink.close()

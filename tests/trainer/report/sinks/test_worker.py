@@ -9,9 +9,9 @@ from threading import Event
 
 import pytest
 
+from fluxtrain.report import sinks
 from fluxtrain.report.records import Record
-from fluxtrain.report.sinks import worker
-from fluxtrain.report.sinks.worker import SinkWorker
+from fluxtrain.report.sinks import SinkWorker
 
 
 class ListSink:
@@ -80,8 +80,8 @@ def test_a_sink_that_fails_later_is_reported_once() -> None:
 
 
 def test_nobody_waits_long_for_a_sink_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "OPEN_SECONDS", 0.1)
-    monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(sinks, "OPEN_SECONDS", 0.1)
+    monkeypatch.setattr(sinks, "CLOSE_SECONDS", 0.1)
     said, ends = list[str](), Event()
 
     def hang() -> ListSink:

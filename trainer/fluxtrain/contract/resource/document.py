@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
-from fluxtrain.contract.validation import validate
 from fluxtrain.errors import UNSET, ConfigError
 
 _MAX_BYTES = 1 << 20

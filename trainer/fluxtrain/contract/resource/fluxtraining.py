@@ -10,28 +10,30 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from fluxtrain.contract.resource.api_model import (
+from fluxtrain.contract.model_base import (
     GROUP,
+    IMMUTABLE,
     ApiModel,
     Image,
     LabelKey,
     LabelValue,
     Name,
     ResourceName,
+    Rule,
     Seconds,
     Subdomain,
 )
-from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL, NO_RENDEZVOUS_KEY
 from fluxtrain.contract.resource.pod_template import (
+    NO_LITERAL_CREDENTIAL,
+    NO_RENDEZVOUS_KEY,
     RESERVED_NAMES,
     UNIQUE_VARIABLES,
     PodTemplate,
+    Resources,
+    Storage,
     VariableName,
 )
-from fluxtrain.contract.resource.resources import Resources
 from fluxtrain.contract.resource.status import Status
-from fluxtrain.contract.resource.storage import Storage
-from fluxtrain.contract.strict_model import IMMUTABLE, Rule
 
 VERSION, KIND = "v1alpha1", "FluxTraining"
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"

@@ -2,14 +2,220 @@
 
 from __future__ import annotations
 
+import re
+from decimal import Decimal
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from fluxtrain.contract.resource.api_model import GROUP, ApiModel, Image, LabelKey, LabelValue, Name
-from fluxtrain.contract.resource.credentials import NO_LITERAL_CREDENTIAL
-from fluxtrain.contract.strict_model import Rule
+from fluxtrain.contract.model_base import (
+    GROUP,
+    ApiModel,
+    Image,
+    LabelKey,
+    LabelValue,
+    Name,
+    Quantity,
+    Rule,
+    Subdomain,
+)
+
+# spec.resources: CPU and memory of the training container, and the size of its shared memory.
+
+
+_SUFFIXES = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("kMGTP", 1)},
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTP", 1)},
+}
+
+
+def amount(quantity: str) -> Decimal:
+    """Return the value of a Kubernetes quantity, such as 0.5 for 500m; it must match `Quantity`."""
+    number = quantity.rstrip("mkMGTPKi")
+    return Decimal(number) * _SUFFIXES[quantity.removeprefix(number)]
+
+
+class Amounts(ApiModel):
+    """Amounts of CPU and memory."""
+
+    cpu: Quantity | None = None
+    """CPUs, such as "16" or 500m."""
+    memory: Quantity | None = None
+    """Memory, such as 256Gi."""
+
+
+def _at_most_the_limit(name: str) -> Rule:
+    return Rule(
+        f"requests.{name}",
+        "must be at most the limit",
+        lambda resources: _fits(resources, name),
+        f"quantity(self.requests.{name}).compareTo(quantity(self.limits.{name})) <= 0",
+        others=(f"limits.{name}",),
+    )
+
+
+def _fits(resources: Resources, name: str) -> bool:
+    request, limit = getattr(resources.requests, name), getattr(resources.limits, name)
+    return request is None or limit is None or amount(request) <= amount(limit)
+
+
+class Resources(ApiModel):
+    """CPU and memory of the training container; its GPUs are ``spec.gpusPerNode``."""
+
+    rules: ClassVar = (_at_most_the_limit("cpu"), _at_most_the_limit("memory"))
+
+    requests: Amounts = Amounts()
+    """Requests; unset ones are the limit, or 2 CPUs and 8Gi per GPU and the memory of snapshots; "0" requests
+    nothing."""
+    limits: Amounts = Amounts()
+    """Limits; unset ones are unlimited. Shared memory and snapshots in memory count as memory."""
+    shared_memory: Quantity | None = None
+    """Maximum size of /dev/shm; if unset, computed from the batches that the data loaders keep in it."""
+
+
+# spec.storage: the volumes mounted at /data, /models and /output.
+
+
+_PART = "[A-Za-z0-9][A-Za-z0-9._-]*"
+OutputFolder = Annotated[
+    str,
+    Field(
+        pattern=f"^{_PART}(/{_PART})*$",
+        max_length=253,
+        title="a relative path of letters, digits, '.', '_', '-' and '/', such as july/run-03",
+    ),
+]
+
+
+class PersistentVolumeClaim(ApiModel):
+    """A PersistentVolumeClaim in the job's namespace."""
+
+    claim_name: Subdomain
+    """Name of the claim."""
+    read_only: bool = False
+    """Mount it read-only."""
+
+
+class HostPath(ApiModel):
+    """A folder of the node; Pod Security's baseline and restricted levels refuse it."""
+
+    rules: ClassVar = (
+        Rule(
+            "path",
+            "must not contain '..', '.' or '//': patterns of allowed paths compare it as it is",
+            lambda volume: (
+                "//" not in volume.path and not {".", ".."}.intersection(volume.path.split("/"))
+            ),
+            "!self.path.contains('//') && !self.path.split('/').exists(part, part == '..' || part == '.')",
+        ),
+    )
+
+    path: Annotated[
+        str, Field(pattern=r"^/", max_length=1024, title="an absolute path, beginning with /")
+    ]
+    """Absolute path on the node."""
+
+
+class EmptyDir(ApiModel):
+    """An empty folder that is deleted with the pod."""
+
+    size_limit: Quantity | None = None
+    """Maximum size."""
+
+
+_VOLUME_KINDS = ("persistentVolumeClaim", "hostPath", "emptyDir")
+
+
+class Volume(ApiModel):
+    """Exactly one kind of volume."""
+
+    rules: ClassVar = (
+        Rule(
+            "",
+            f"exactly one of {', '.join(_VOLUME_KINDS)} must be set",
+            lambda volume: sum(volume.look_up(kind) is not None for kind in _VOLUME_KINDS) == 1,
+            f"{' + '.join(f'(has(self.{kind}) ? 1 : 0)' for kind in _VOLUME_KINDS)} == 1",
+        ),
+    )
+
+    persistent_volume_claim: PersistentVolumeClaim | None = None
+    """A PersistentVolumeClaim."""
+    host_path: HostPath | None = None
+    """A folder of the node."""
+    empty_dir: EmptyDir | None = None
+    """An empty folder that is deleted with the pod."""
+
+
+class Storage(ApiModel):
+    """Volumes mounted at /data, /models and /output; an emptyDir for each that is not set."""
+
+    data: Volume | None = None
+    """Mounted at /data, read-only but for prepare and preprocess, and for a data.cache in it: the root of
+    relative data paths."""
+    models: Volume | None = None
+    """Mounted at /models, read-only: the root of relative model paths."""
+    output: Volume | None = None
+    """Mounted at /output: checkpoints, logs and images; if unset, they are lost with the pod."""
+    output_folder: OutputFolder | None = None
+    """Folder in the output volume that the job writes to, so that several jobs share a volume; created if it
+    is missing; if unset, the volume's root."""
+    isolated: bool = False
+    """Mount only the folder NAMESPACE/NAME of the output volume at /output, as a ``subPath`` that the kubelet
+    creates: a program of the job cannot reach the results of other jobs. ``outputFolder`` is within it."""
+
+
+# Credentials belong in Secrets, not in a resource that many may read: the rule against literal
+# ones.
+
+
+_NAMES = ("_TOKEN", "_SECRET", "_KEY", "_PASSWORD")
+"""How the names of variables with credentials end: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY."""
+_VALUES = ("hf_", "AKIA", "ASIA", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_")
+"""How tokens of Hugging Face, AWS and GitHub begin; those have 20 characters or more."""
+_MIN_LENGTH = 20
+
+
+def _holds(variable: Any) -> bool:
+    value = variable.value or ""
+    is_reference = value.startswith("$(") and value.endswith(")")
+    named = variable.name.upper().endswith(_NAMES)
+    looks_like_one = len(value) >= _MIN_LENGTH and value.startswith(_VALUES)
+    return not value or is_reference or not (named or looks_like_one)
+
+
+_KEY_SECRET = "-key-[0-9a-f]{8}$"
+"""How the names of the operator's Secrets with the keys of rendezvous services end."""
+
+NO_RENDEZVOUS_KEY = Rule(
+    "credentials",
+    "must not end with -key- and eight hexadecimal digits: the operator's own Secrets have such names",
+    lambda spec: not any(re.search(_KEY_SECRET, name) for name in spec.credentials),
+    f"!self.credentials.exists(name, name.matches('{_KEY_SECRET}'))",
+)
+"""The rule of the spec: the key of one job is no variable of another."""
+
+
+def _any(test: str, words: tuple[str, ...]) -> str:
+    return " || ".join(f"{test}('{word}')" for word in words)
+
+
+NO_LITERAL_CREDENTIAL = Rule(
+    "value",
+    "must not be a credential: put it into a Secret, and name that in spec.credentials or in valueFrom",
+    _holds,
+    "self.value == '' || (self.value.startsWith('$(') && self.value.endsWith(')')) || "
+    f"!({_any('self.name.upperAscii().endsWith', _NAMES)} || "
+    f"(self.value.size() >= {_MIN_LENGTH} && ({_any('self.value.startsWith', _VALUES)})))",
+    others=("name",),
+)
+"""The rule of every environment variable: what is in a resource, can be read by whoever may view it."""
+
+
+# spec.podTemplate: a patch for a job's pods, and the fields that are reserved for the operator.
+
 
 TRAINER = "trainer"
 """Name of the training container; a container with any other name is a sidecar."""

@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
-from fluxtrain.contract.describe import model_of
-from fluxtrain.contract.progress import Cause
-from fluxtrain.contract.resource.api_model import ApiModel, Count
+from fluxtrain.contract.model_base import ApiCount, ApiModel, model_of
+from fluxtrain.contract.process import Cause
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
 CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
@@ -50,44 +49,44 @@ class Condition(StatusModel):
     """Human-readable details about the transition."""
     last_transition_time: Annotated[str, Field(max_length=64)]
     """Last time the status of the condition changed."""
-    observed_generation: Count | None = None
+    observed_generation: ApiCount | None = None
     """metadata.generation that the condition was set for."""
 
 
 class NodesStatus(StatusModel):
     """Ready and desired nodes."""
 
-    ready: Count = 0
+    ready: ApiCount = 0
     """Nodes whose training pod is ready."""
-    desired: Count = 0
+    desired: ApiCount = 0
     """Nodes of this attempt."""
 
 
 class CountedRestarts(StatusModel):
     """How far the restarts that agents tell the rendezvous service are counted."""
 
-    attempt: Count
+    attempt: ApiCount
     """The attempt whose generations are counted."""
-    generation: Count = 0
+    generation: ApiCount = 0
     """The newest generation whose end is counted; those before it are too."""
-    process: Count = 0
+    process: ApiCount = 0
     """Restarts of processes in all attempts, as far as agents told them."""
 
 
 class Restarts(StatusModel):
     """Restarts so far, by what was restarted."""
 
-    process: Count = 0
+    process: ApiCount = 0
     """Restarts of the processes inside running pods."""
-    pod: Count = 0
+    pod: ApiCount = 0
     """Pods replaced."""
-    gang: Count = 0
+    gang: ApiCount = 0
     """Restarts of all pods from the last complete checkpoint, after errors of the program."""
-    charged: Count | None = None
+    charged: ApiCount | None = None
     """Restarts after errors of the program, of its processes, a pod or all pods: at most ``maxRestarts``."""
-    free: Count = 0
+    free: ApiCount = 0
     """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
-    causes: Annotated[dict[str, Count], Field(max_length=64)] = {}
+    causes: Annotated[dict[str, ApiCount], Field(max_length=64)] = {}
     """Charged and free restarts by reason."""
     counted: CountedRestarts | None = None
     """Restarts of processes are counted once, also after the operator or the rendezvous pod was replaced."""
@@ -96,7 +95,7 @@ class Restarts(StatusModel):
 class StragglerStatus(StatusModel):
     """The slowest rank, if it is slower than the median by more than ``run.logging.straggler_factor``."""
 
-    rank: Count
+    rank: ApiCount
     """Rank of the process."""
     pod: Annotated[str, Field(max_length=253)]
     """Name of its pod."""
@@ -126,11 +125,11 @@ class NodeFault(StatusModel):
 class Retry(StatusModel):
     """Failures of the infrastructure, one after the other, of the pods at one index."""
 
-    index: Count
+    index: ApiCount
     """Index of the pods; 0 for all pods of a job in a queue."""
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=128)]
     """Reason of the failures."""
-    count: Count
+    count: ApiCount
     """Number of failures; the delay before the next pod doubles with each."""
     time: Annotated[str, Field(max_length=64)]
     """When the last pod was replaced."""
@@ -141,13 +140,13 @@ class Retry(StatusModel):
 class ProgressStatus(StatusModel):
     """Progress of the training, from /progress of rank 0."""
 
-    step: Count = 0
+    step: ApiCount = 0
     """Optimizer steps done."""
-    steps: Count | None = None
+    steps: ApiCount | None = None
     """Steps of the whole training, which the trainer finds if ``schedule.epochs`` gives them."""
-    epoch: Count | None = None
+    epoch: ApiCount | None = None
     """Number of the epoch of the last step, from 1."""
-    epochs: Count | None = None
+    epochs: ApiCount | None = None
     """Number of the epoch of the training's last step."""
     samples: Annotated[int, Field(ge=0, le=2**53)] = 0
     """Training samples used."""
@@ -201,7 +200,7 @@ class TimeSpent(StatusModel):
 class CheckpointStatus(StatusModel):
     """The newest complete checkpoint."""
 
-    step: Count
+    step: ApiCount
     """Step of the checkpoint."""
     time: Annotated[str, Field(max_length=64)] | None = None
     """When it was completed."""
@@ -210,7 +209,7 @@ class CheckpointStatus(StatusModel):
 class LogHead(StatusModel):
     """How long the chain of the MLPerf log was when the operator looked, and the hash of its last record."""
 
-    records: Count
+    records: ApiCount
     """Records of the chain."""
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", max_length=64)]
     """SHA-256 of the last of them, which depends on all before it."""
@@ -221,11 +220,11 @@ class LogHead(StatusModel):
 class InPlaceRestart(StatusModel):
     """The newest restart of all processes inside the living pods."""
 
-    attempt: Count
+    attempt: ApiCount
     """Attempt of the pods."""
-    generation: Count
+    generation: ApiCount
     """The generation of their agents that was ended because it made no progress."""
-    step: Count
+    step: ApiCount
     """Newest step of that generation."""
     time: Annotated[str, Field(max_length=64)]
     """When the operator ended it."""
@@ -236,13 +235,13 @@ class InPlaceRestart(StatusModel):
 class PodReplacement(StatusModel):
     """The newest replacement of single pods in which the program failed."""
 
-    attempt: Count
+    attempt: ApiCount
     """Attempt of the pods."""
     time: Annotated[str, Field(max_length=64)]
     """When the restart was charged; what fails without a step after that is not charged again."""
-    step: Count = 0
+    step: ApiCount = 0
     """Newest step before."""
-    replacements: Count = 0
+    replacements: ApiCount = 0
     """Pods replaced before; a failure of one that is created later is charged."""
     pods: Annotated[
         list[Annotated[str, Field(max_length=64)]], Field(max_length=MAX_REPLACED_PODS)
@@ -257,15 +256,15 @@ class Status(StatusModel):
     """Summary of the conditions, for display; programs should use the conditions."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = []
     """Conditions of the job, one per type."""
-    observed_generation: Count | None = None
+    observed_generation: ApiCount | None = None
     """metadata.generation that this status was computed from."""
     nodes: NodesStatus | None = None
     """Ready and desired nodes."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
     """Label selector of the training pods, for the scale subresource."""
-    attempt: Count = 0
+    attempt: ApiCount = 0
     """Number of times that the pods were created, counted from 1."""
-    group_attempt: Count | None = None
+    group_attempt: ApiCount | None = None
     """The attempt that names the pods' group in Kueue, if it is an earlier one: a restart kept the group."""
     revision: Annotated[str, Field(max_length=63)] | None = None
     """Config map with image, config and environment of the pods; unchanged until the spec changes."""
@@ -298,7 +297,7 @@ class Status(StatusModel):
     """From when deadlines count: the start time, or when the job was last resumed, or admitted by a queue."""
     completion_time: Annotated[str, Field(max_length=64)] | None = None
     """When the job completed or failed."""
-    suspended_seconds: Count | None = None
+    suspended_seconds: ApiCount | None = None
     """Time between start and end during which the job was suspended and had no pods."""
     train_seconds_before: float | None = None
     """Training time already recorded in the output when this job began to train."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from fluxtrain.contract.strict_model import Path, Rule, StrictModel
+from fluxtrain.contract.model_base import Path, Rule, StrictModel
 
 Rank = Annotated[int, Field(ge=1, le=1024)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]

@@ -8,11 +8,25 @@ of ``IMMUTABLE`` fields while the job exists; the others may change from one att
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar, Final, Literal
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.launch import RENDEZVOUS_PORT
+from fluxtrain.contract.model_base import (
+    IMMUTABLE,
+    Count,
+    Fraction,
+    Label,
+    Path,
+    Positive,
+    Rule,
+    StrictModel,
+    iter_fields,
+)
+from fluxtrain.contract.process import RENDEZVOUS_PORT
 from fluxtrain.contract.run.adapter import (
     ADDED_ADAPTERS,
     CLIP_NEEDS_CLIP,
@@ -21,34 +35,182 @@ from fluxtrain.contract.run.adapter import (
     AdapterFileConfig,
     AddedAdapter,
 )
-from fluxtrain.contract.run.benchmark import BenchmarkConfig
-from fluxtrain.contract.run.data import DataConfig
-from fluxtrain.contract.run.encoders import EncodersConfig, PreprocessConfig
-from fluxtrain.contract.run.flow import FlowConfig
-from fluxtrain.contract.run.mlperf import MLPerfConfig
+from fluxtrain.contract.run.data import PIXELS_PER_TOKEN, DataConfig
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.optim import OptimConfig
+from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ScheduleConfig
 from fluxtrain.contract.run.precision import (
     FP8_WIDTHS,
     WITHOUT_ADAPTERS,
     WITHOUT_AVERAGED_STEPS,
+    EncodersConfig,
+    Fp8,
+    Precision,
     PrecisionConfig,
+    PreprocessConfig,
+    SamplingConfig,
 )
-from fluxtrain.contract.run.preflight import PreflightConfig
-from fluxtrain.contract.run.prepare import PrepareConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
-from fluxtrain.contract.run.sampling import SamplingConfig
-from fluxtrain.contract.run.schedule import ScheduleConfig
-from fluxtrain.contract.run.wandb import WandbConfig
-from fluxtrain.contract.strict_model import (
-    IMMUTABLE,
-    Count,
-    Fraction,
-    Path,
-    Positive,
-    Rule,
-    StrictModel,
+from fluxtrain.errors import ConfigError
+
+# WandbConfig, ``spec.run.logging.wandb``: a run at Weights & Biases.
+
+
+_Project = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^[^/\\#?%:\x00-\x1f\x7f]+$",
+        title="1 to 128 characters without / \\ # ? % :",
+    ),
+]
+_Tag = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class WandbConfig(StrictModel):
+    """A run at Weights & Biases. The key is read from the variable WANDB_API_KEY alone."""
+
+    project: _Project = "fluxtrain"
+    """Project of the run."""
+    entity: Label | None = None
+    """Team or user of the project; null: the key's default."""
+    name: Label | None = None
+    """Name of the run; null: Weights & Biases invents one."""
+    group: Label | None = None
+    """Group of the run; null: none."""
+    tags: Annotated[list[_Tag], Field(max_length=20)] = []
+    """Tags of the run."""
+    mode: Literal["online", "offline", "disabled"] = "online"
+    """``online``: send; without a key or a connection as ``offline``: write to ``wandb/`` of the output,
+    which ``wandb sync`` sends later; ``disabled``: do nothing."""
+
+
+# The submitter's part of the configuration.
+
+
+class MLPerfConfig(StrictModel):
+    """Submitter's entries of the MLPerf log."""
+
+    organization: Label = "example-org"
+    """submission_org of the MLPerf log."""
+    platform: Label = "example-platform"
+    """submission_platform of the MLPerf log."""
+    division: Literal["closed", "open", "auto"] = "open"
+    """submission_division of the MLPerf log. ``closed`` is possible with the presets ``mlperf-*`` only, which
+    have it; what breaks a rule is refused, or ends the run. With ``auto`` the run is closed as long as no
+    rule is broken; the log says which one made it open."""
+    status: Literal["onprem", "cloud", "preview", "research"] = "onprem"
+    """submission_status of the MLPerf log."""
+
+
+# PreflightConfig, ``spec.run.preflight``: a check of all devices and links before training.
+
+
+class PreflightConfig(StrictModel):
+    """A check before training: each rank's matrix products, and its exchanges with other nodes, are compared
+    with the median of all ranks."""
+
+    factor: Annotated[float, Field(gt=1, le=100)] = 1.5
+    """A rank whose matrix product, or whose exchange with each of its partners, is slower than the median by
+    more than this factor ends the start; its pod is replaced."""
+    seconds: Annotated[float, Field(gt=0, le=600)] = 20.0
+    """Longest time of the matrix products and of the all-reduces together; at least two of each run. An
+    exchange between two nodes that takes half of it has timed out."""
+
+
+# ``spec.run.benchmark``: what the benchmark task measures.
+
+
+_Sizes = Annotated[
+    list[Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]],
+    Field(max_length=16),
+]
+_Lengths = Annotated[list[Annotated[int, Field(ge=1, le=8192)]], Field(max_length=16)]
+_Batches = Annotated[list[Annotated[int, Field(ge=1, le=65_536)]], Field(max_length=64)]
+
+
+class BenchmarkConfig(StrictModel):
+    """The benchmark task: speed and memory of training steps, for every combination of the lists below."""
+
+    image_sizes: _Sizes = []
+    """Side lengths of the images in pixels, eight for each latent; empty: data.image_size."""
+    text_lengths: _Lengths = []
+    """Text tokens per sample; empty: data.text_length."""
+    compute: Annotated[list[Precision], Field(max_length=4)] = []
+    """Data types of forward and backward; empty: precision.compute."""
+    fp8: Annotated[list[Fp8], Field(max_length=3)] = []
+    """How the blocks' linear layers use fp8; empty: precision.fp8."""
+    activation_checkpointing: Annotated[list[Fraction], Field(max_length=16)] = []
+    """Fractions of the blocks that recompute their activations; empty: parallel.activation_checkpointing."""
+    compile: Annotated[list[bool], Field(max_length=2)] = []
+    """Whether blocks are compiled; empty: parallel.compile."""
+    micro_batch_sizes: _Batches = []
+    """Samples per rank and step; empty: the largest that fits, which is searched for from
+    parallel.micro_batch_size on, and the powers of two below it."""
+    scaling: Annotated[list[Literal["weak", "strong"]], Field(max_length=2)] = []
+    """Also measure on 1, 2, 4 ... nodes up to all, or on as many ranks of a single node: ``weak`` with the
+    fastest batch per rank, ``strong`` with schedule.global_batch_size for all ranks together."""
+    largest_micro_batch: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Where that search ends."""
+    warmup_steps: Count = 10
+    """Steps before the measurement, rounded up to whole fifths of it."""
+    steps: Positive = 30
+    """Steps that are measured, in five parts."""
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Memory of a rank without a GPU; null: four fifths of what is free, divided among the node's ranks."""
+    trial_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1800
+    """A measurement that takes longer is ended, and counts as failed."""
+
+
+# ``spec.run.prepare``: the input of the prepare task.
+
+
+_SECRET_IN_URL = r"(?i)^[a-z+.-]+://[^/?#]*@|[?&][^=&]*(sig|token|key|credential|password)[^=&]*="
+"""A user name, or a query with a signature or a token."""
+_NO_SECRET_IN_URL = Rule(
+    "input",
+    "must have no user name, password, token or signature: whoever may view the job can read it",
+    lambda prepare: re.search(_SECRET_IN_URL, prepare.input) is None,
+    f"!self.input.matches('{_SECRET_IN_URL}')",
 )
+
+
+class PrepareConfig(StrictModel):
+    """The prepare task: converts MLPerf's raw data to the images and captions that ``data`` names."""
+
+    rules: ClassVar = (
+        _NO_SECRET_IN_URL,
+        Rule(
+            "samples",
+            "must be 1 or more if dataset is coco",
+            lambda prepare: prepare.samples != 0 or prepare.dataset != "coco",
+            "self.samples != 0 || self.dataset != 'coco'",
+            others=("dataset",),
+        ),
+        Rule(
+            "problematic",
+            "must be left out if dataset is coco",
+            lambda prepare: prepare.problematic is None or prepare.dataset != "coco",
+            "self.dataset != 'coco'",
+            others=("dataset",),
+        ),
+    )
+
+    dataset: Annotated[Literal["cc12m", "coco"], IMMUTABLE] = "cc12m"
+    """``cc12m``: cleaned, to ``data.train``; ``coco``: a subset with timesteps, to ``data.validation``."""
+    input: Path = "raw"
+    """cc12m: a folder of raw tars, the URL of a manifest, or hf://datasets/ORG/NAME[@REVISION]; coco: the
+    folder with ``val2014`` and ``annotations``. A relative folder is below the data root."""
+    samples: Annotated[Count | None, IMMUTABLE] = None
+    """Number of samples; null: MLPerf's 1,099,776 of cc12m, 29,696 of coco; 0: all usable ones of cc12m."""
+    problematic: Annotated[Path | None, IMMUTABLE] = None
+    """cc12m: file with indices to leave out, one per line, below the data root."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Worker processes; null: one per available core. The result does not depend on it."""
+
+
+# RunConfig, ``spec.run`` of a FluxTraining: the whole configuration of the trainer.
+
 
 PER_NODE: Final = "per-node"
 """The value of ``parallel.dp_replicate`` with which each node is a replica."""
@@ -300,3 +462,78 @@ class RunConfig(StrictModel):
     def latent_shape(self) -> tuple[int, int, int]:
         """Return the shape "ch h w" of one sample's latents, the largest, before packing."""
         return self.latent_channels, *self.data.largest_latent
+
+
+# Which ranks share one copy of the training state: replicas of equally many ranks, in rank order
+# (HSDP).
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Distribution of the training state over the ranks of equal nodes."""
+
+    num_ranks: int
+    ranks_per_node: int
+    dp_replicate: int
+
+    @staticmethod
+    def of(config: RunConfig, num_ranks: int, ranks_per_node: int) -> Sharding:
+        """Return the sharding with as many replicas as ``config`` allows.
+
+        The ranks of a replica are all or some of one node, or whole nodes: a replica that shares nodes with
+        others would gather its weights across nodes without need.
+        """
+        requested = config.parallel.dp_replicate
+        most = num_ranks // ranks_per_node if requested == PER_NODE else min(requested, num_ranks)
+        counts = (count for count in range(most, 1, -1) if num_ranks % count == 0)
+        shardings = (Sharding(num_ranks, ranks_per_node, count) for count in counts)
+        aligned = (sharding for sharding in shardings if sharding._is_aligned)
+        return next(aligned, Sharding(num_ranks, ranks_per_node, 1))
+
+    @property
+    def num_nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.num_ranks // self.ranks_per_node
+
+    @property
+    def dp_shard(self) -> int:
+        """Return the number of ranks that share one replica of the state."""
+        return self.num_ranks // self.dp_replicate
+
+    @property
+    def crosses_nodes(self) -> bool:
+        """Return whether the ranks of one replica are on several nodes."""
+        return self.dp_shard > self.ranks_per_node
+
+    @property
+    def _is_aligned(self) -> bool:
+        smaller, larger = sorted((self.dp_shard, self.ranks_per_node))
+        return larger % smaller == 0
+
+
+def require_replicas(config: RunConfig, rank_counts: Sequence[int]) -> None:
+    """Raise ConfigError if a fixed dp_replicate divides none of ``rank_counts``, which are ascending."""
+    requested = config.parallel.dp_replicate
+    if requested != PER_NODE and all(count % requested for count in rank_counts):
+        first, last = rank_counts[0], rank_counts[-1]
+        counts = f"{first}" if first == last else f"{first} to {last}"
+        text = f"must divide the number of ranks, {counts}"
+        raise ConfigError("spec.run.parallel.dp_replicate", requested, text)
+
+
+# The immutable fields of ``spec.run``, marked IMMUTABLE in config.py: they determine what is
+# computed.
+#
+# A resume from a checkpoint with other values is refused, as is a change through the API server.
+
+
+IMMUTABLE_PATHS = tuple(field.path for field in iter_fields(RunConfig) if field.immutable)
+"""The fields that determine the result; the others are paths, resources and intervals."""
+
+
+def value_at(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at ``path`` in nested mappings, None if it is missing."""
+    current: Any = values
+    for name in path.split("."):
+        current = current.get(name) if isinstance(current, Mapping) else None
+    return current

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from fluxtrain.contract.run.buckets import PIXELS_PER_LATENT, BucketsConfig, Size
-from fluxtrain.contract.run.download import DownloadConfig, url_rules
-from fluxtrain.contract.run.sides import with_both
-from fluxtrain.contract.run.table import TableConfig
-from fluxtrain.contract.run.variants import VariantsConfig
-from fluxtrain.contract.strict_model import (
+from fluxtrain.contract.model_base import (
     IMMUTABLE,
     Fraction,
+    Label,
     OptionalPath,
     Path,
     Positive,
@@ -22,6 +19,259 @@ from fluxtrain.contract.strict_model import (
     Sha256,
     StrictModel,
 )
+from fluxtrain.errors import SECRET_QUERY
+
+# DownloadConfig, ``spec.run.data.download``, and the URLs that data may have.
+
+
+_READ = r"^(https?://[^/?#]+/|s3://[^/?#]+(/|$)|hf://datasets/[^/?#]+/[^/?#]+)"
+_USER = r"^[^:]*://[^/?#]*@"
+
+
+class DownloadConfig(StrictModel):
+    """How data with a URL are fetched to each node; credentials come from the environment (docs/data.md)."""
+
+    folder: Path | None = None
+    """Folder of the node, which runs may share; null: one in the temporary folder."""
+    max_bytes: Annotated[int, Field(ge=1 << 20, le=1 << 50)] = 200 << 30
+    """Most bytes in ``folder``: the least recently used data are removed; what does not fit is refused."""
+    connections: Annotated[int, Field(ge=1, le=64)] = 8
+    """Files that each node fetches at the same time."""
+    attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    """Times that a file is tried without getting further."""
+    stream: bool = False
+    """Fetch, encode and remove one shard, or a few pictures, after the other, divided over the ranks, instead
+    of all of them on each node; the samples are the same."""
+
+
+def is_url(text: str) -> bool:
+    """Return whether ``text`` is a URL rather than a path."""
+    return "://" in text
+
+
+def url_rules(field: str) -> tuple[Rule, ...]:
+    """Return the rules for ``field``, a path or a URL that may be null."""
+    return tuple(_rule(field, pattern, message, wanted) for pattern, message, wanted in _PATTERNS)
+
+
+def url_fault(url: str) -> str | None:
+    """Return what ``url`` must be and is not, or None; `url_rules` has the same for fields."""
+    for pattern, message, wanted in _PATTERNS:
+        if bool(re.search(pattern, url)) != wanted:
+            return message
+    return None
+
+
+_PATTERNS = (
+    (
+        _READ,
+        "must be a path, or a URL that begins with https://host/, s3://bucket or hf://datasets/owner/name",
+        True,
+    ),
+    (_USER, "must not contain a user name; credentials come from the environment", False),
+    (
+        SECRET_QUERY,
+        "must not contain a key or a token; credentials come from the environment",
+        False,
+    ),
+)
+
+
+def _rule(field: str, pattern: str, message: str, wanted: bool) -> Rule:
+    def holds(model: object) -> bool:
+        value = getattr(model, field)
+        return value is None or not is_url(value) or bool(re.search(pattern, value)) == wanted
+
+    sign = "" if wanted else "!"
+    cel = f"!has(self.{field}) || !self.{field}.contains('://') || {sign}self.{field}.matches('{pattern}')"
+    return Rule(field, message, holds, cel)
+
+
+# TableConfig, ``spec.run.data.table``: the pictures in Parquet files.
+
+
+class TableConfig(StrictModel):
+    """Which Parquet files of ``images``, and which of their columns, hold pictures and captions."""
+
+    split: Label | None = None
+    """Part of the names of the files that are read; null: ``train``, or all files if none has a split."""
+    image_column: Label | None = None
+    """Column of the pictures, as bytes or as Hugging Face's images; null: the first one of that kind."""
+    caption_column: Label | None = None
+    """Column of the captions; null: ``text``, ``caption`` or ``prompt``, if there is one."""
+
+
+# VariantsConfig, ``data.variants``: changed copies of pictures and captions, encoded before
+# training.
+
+
+class VariantsConfig(StrictModel):
+    """Copies of each picture and caption that are encoded. Each time that a sample is used, one of its
+    pictures and one of its captions are drawn."""
+
+    rules: ClassVar = (
+        Rule(
+            "captions",
+            "must be at least 2 if shuffle_caption or tag_dropout is set",
+            lambda it: it.captions > 1 or not (it.shuffle_caption or it.tag_dropout),
+            "self.captions > 1 || !self.shuffle_caption",
+            others=("shuffle_caption",),
+        ),
+    )
+
+    flip: bool = False
+    """Also mirrored, left to right: twice as many latents."""
+    crops: Annotated[int, Field(ge=1, le=64)] = 1
+    """Crops of each picture: 1 is its middle; more are at places that are drawn from the seed."""
+    captions: Annotated[int, Field(ge=1, le=256)] = 1
+    """Captions of each picture that are made from its own by ``shuffle_caption`` and ``tag_dropout``."""
+    shuffle_caption: bool = False
+    """Shuffle the tags of a caption: its parts between ``separator``."""
+    keep_tokens: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Tags at the start of a caption that are neither shuffled nor dropped, of which the prefix is part."""
+    tag_dropout: Fraction = 0.0
+    """Probability that a tag is left out."""
+    separator: Annotated[str, Field(min_length=1, max_length=16)] = ","
+    """What is between the tags of a caption; ", " comes between them afterwards."""
+
+
+AS_THEY_ARE = VariantsConfig()
+"""Each picture and caption is encoded once, unchanged."""
+
+
+# BucketsConfig: the sizes that images of other aspect ratios than 1 are brought to;
+# ``data.buckets``.
+
+
+PIXELS_PER_LATENT = 8
+"""Side of the image that one latent stands for."""
+PIXELS_PER_TOKEN = 2 * PIXELS_PER_LATENT
+"""Side of the image that one token stands for."""
+
+Size = tuple[int, int]
+"""Width and height of an image in pixels."""
+Side = Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]
+
+
+class BucketsConfig(StrictModel):
+    """Buckets: each image is brought to the one of several sizes, of about equally many pixels, that has the
+    nearest aspect ratio."""
+
+    rules: ClassVar = (
+        Rule(
+            "min_side",
+            "must be a multiple of step",
+            lambda it: it.min_side is None or it.min_side % it.step == 0,
+            "self.min_side % self.step == 0",
+            others=("step",),
+        ),
+        Rule(
+            "max_side",
+            "must be a multiple of step",
+            lambda it: it.max_side is None or it.max_side % it.step == 0,
+            "self.max_side % self.step == 0",
+            others=("step",),
+        ),
+        Rule(
+            "resolutions",
+            "must be at least step",
+            lambda it: all(side >= it.step for side in it.resolutions),
+            "self.resolutions.all(side, side >= self.step)",
+            others=("step",),
+        ),
+        Rule(
+            "min_side",
+            "must be at most the smallest of resolutions",
+            lambda it: it.min_side is None or all(side >= it.min_side for side in it.resolutions),
+            "self.resolutions.all(side, side >= self.min_side)",
+            others=("resolutions",),
+        ),
+        Rule(
+            "max_side",
+            "must be at least the largest of resolutions",
+            lambda it: it.max_side is None or all(side <= it.max_side for side in it.resolutions),
+            "self.resolutions.all(side, side <= self.max_side)",
+            others=("resolutions",),
+        ),
+    )
+
+    resolutions: Annotated[list[Side], Field(max_length=8)] = []
+    """Square roots of the number of pixels, such as 1024 for 1024 x 1024 pixels in any aspect ratio. With
+    several, an image is a sample in each of them; empty: data.image_size."""
+    step: Side = 64
+    """Widths and heights are multiples of this."""
+    min_side: Side | None = None
+    """Shortest side of a bucket; null: half the resolution."""
+    max_side: Side | None = None
+    """Longest side of a bucket; null: twice the resolution."""
+    upscale: bool = True
+    """Enlarge images that are smaller than their bucket. If false, the bucket of a smaller image has its own
+    size, rounded down to ``step``, and ``min_side`` does not apply."""
+
+    def sides(self, resolution: int) -> Size:
+        """Return the shortest and the longest side of buckets of ``resolution``: multiples of the step."""
+        shortest = -(-resolution // 2 // self.step) * self.step
+        longest = 2 * resolution // self.step * self.step
+        if not self.upscale:
+            return self.step, self.max_side or longest
+        return self.min_side or shortest, self.max_side or longest
+
+    def sizes(self, resolution: int) -> Sequence[Size]:
+        """Return the largest sizes of at most ``resolution`` x ``resolution`` pixels, sorted.
+
+        The square, and for each width the greatest height, both also with their sides exchanged. Buckets that
+        do not enlarge images may be smaller each way.
+        """
+        shortest, longest = self.sides(resolution)
+        square = resolution // self.step * self.step
+        found = {(square, square)}
+        for width in range(shortest, longest + 1, self.step):
+            height = min(longest, resolution**2 // width // self.step * self.step)
+            if height >= shortest:
+                found |= {(width, height), (height, width)}
+        return sorted(found)
+
+    def has(self, size: Size, resolution: int) -> bool:
+        """Return whether ``size`` is one of a bucket of ``resolution``."""
+        width, height = size
+        sizes = self.sizes(resolution)
+        if self.upscale:
+            return size in sizes
+        whole = width % self.step == height % self.step == 0
+        return whole and any(width <= w and height <= h for w, h in sizes)
+
+
+# The sides of images and of latents, ``data.image_size`` and ``latent_size``: one decides the
+# other.
+
+
+IMAGE: Final = "image_size"
+LATENT: Final = "latent_size"
+_LATENT_SIDES = range(2, 4097, 2)
+_IMAGE_SIDES = range(PIXELS_PER_TOKEN, 4096 * PIXELS_PER_LATENT + 1, PIXELS_PER_TOKEN)
+
+
+def with_both(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the fields ``values`` with both sides if one is given; a wrong one is left to its own check."""
+    if LATENT not in values and values.get(IMAGE) in _IMAGE_SIDES:
+        return {**values, LATENT: int(values[IMAGE]) // PIXELS_PER_LATENT}
+    if IMAGE not in values and values.get(LATENT) in _LATENT_SIDES:
+        return {**values, IMAGE: int(values[LATENT]) * PIXELS_PER_LATENT}
+    return values
+
+
+def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``values`` without the side that ``over``, which overrides them, decides by the other one."""
+    decided = {IMAGE: LATENT, LATENT: IMAGE}
+    return {
+        key: value
+        for key, value in values.items()
+        if not (decided.get(key) in over and key not in over)
+    }
+
+
+# DataConfig, ``spec.run.data``: the training and validation samples.
+
 
 ALPHA: Final = "alpha"
 """The value of ``data.masks`` with which pictures are masked by their own transparency."""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from fluxtrain.contract.strict_model import Positive, Rule, StrictModel, Width
+from fluxtrain.contract.model_base import Positive, Rule, StrictModel, Width
 
 TIMESTEP_DIM = 256
 """Width of the sinusoidal embeddings of timestep and guidance."""

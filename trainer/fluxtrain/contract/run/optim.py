@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.strict_model import IMMUTABLE, Rule, StrictModel
+from fluxtrain.contract.model_base import IMMUTABLE, Count, Fraction, Positive, Rule, StrictModel
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 OptimizerName = Literal[
@@ -118,3 +118,92 @@ class OptimConfig(StrictModel):
 def is_quantized(shape: tuple[int, ...]) -> bool:
     """Return whether ``adamw_8bit`` keeps the moments of a parameter of ``shape`` in 8 bits."""
     return len(shape) == 2 and shape[1] >= QUANTIZED_BLOCK
+
+
+# ScheduleConfig: length, batch size and learning rate schedule.
+
+
+Decay = Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial"]
+
+
+def _only_of(field: str, neutral: float, decay: Decay) -> Rule:
+    """Return the rule that ``field`` is ``neutral`` unless the schedule is ``decay``."""
+    return Rule(
+        field,
+        f"must be {neutral} unless decay is {decay}: other schedules do not use it",
+        lambda schedule: getattr(schedule, field) == neutral or schedule.decay == decay,
+        f"self.{field} == {neutral} || self.decay == '{decay}'",
+        others=("decay",),
+    )
+
+
+class ScheduleConfig(StrictModel):
+    """Length of the training, batch size and learning rate schedule."""
+
+    rules: ClassVar = (
+        _only_of("cycles", 1, "cosine_with_restarts"),
+        _only_of("power", 1.0, "polynomial"),
+    )
+
+    steps: Positive = 30_000
+    """Maximum number of optimizer steps."""
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Passes over the training samples, which give the number of steps instead of ``steps``, rounded up, when
+    the data are opened; null: ``steps``."""
+    global_batch_size: Annotated[Positive, IMMUTABLE] = 512
+    """Samples per optimizer step, over all ranks and accumulation steps."""
+    warmup_steps: Annotated[Count, IMMUTABLE] = 0
+    """Steps of linear warm-up, with learning rate learning_rate x step / warmup_steps; of the presets
+    ``mlperf-*``, as learning_rate."""
+    decay: Annotated[Decay, IMMUTABLE] = "constant"
+    """Learning rate schedule after the warm-up: kohya's and diffusers' of the same names."""
+    decay_fraction: Annotated[Fraction, IMMUTABLE] = 1.0
+    """Fraction of the steps, at the end, over which the learning rate decays; constant before. It begins
+    after the warm-up at the earliest."""
+    min_learning_rate: Annotated[float, Field(ge=0, le=10), IMMUTABLE] = 0.0
+    """Final learning rate of every decay."""
+    cycles: Annotated[Annotated[int, Field(ge=1, le=1000)], IMMUTABLE] = 1
+    """Half periods of ``cosine_with_restarts``, each of which begins at the full learning rate."""
+    power: Annotated[Annotated[float, Field(gt=0, le=100)], IMMUTABLE] = 1.0
+    """Exponent of ``polynomial``: what remains of the decay, to this power."""
+
+
+# FlowConfig: the training draws of rectified flow.
+
+
+TimestepSampling = Literal[
+    "uniform", "logit_normal", "sigmoid", "shift", "flux_shift", "mode", "cosmap"
+]
+LossWeighting = Literal["none", "sigma_sqrt", "cosmap"]
+
+
+class FlowConfig(StrictModel):
+    """Rectified flow: sampling of timesteps (t=0 clean, t=1 noise), noise, weights and prompt dropout."""
+
+    timestep_sampling: TimestepSampling = "uniform"
+    """Distribution of t in training; ``uniform`` is MLPerf's, ``mode`` and ``cosmap`` are Stable Diffusion
+    3's."""
+    logit_mean: Annotated[float, Field(ge=-100, le=100)] = 0.0
+    """Mean of the normal distribution of ``logit_normal``."""
+    logit_std: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Standard deviation of the normal distribution of ``logit_normal``."""
+    sigmoid_scale: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Factor on the normal variate of ``sigmoid``, ``shift`` and ``flux_shift`` before the sigmoid."""
+    shift: Annotated[float, Field(gt=0, le=1000)] = 3.0
+    """s of ``shift``, which maps t to s t / (1 + (s - 1) t)."""
+    mode_scale: Annotated[float, Field(ge=-1, le=1.75)] = 1.29
+    """s of ``mode``: above 0 favours the middle of the line, below 0 its ends."""
+    loss_weighting: LossWeighting = "none"
+    """Weight of a sample's loss in training by its t: ``sigma_sqrt`` is 1 / t^2, ``cosmap`` is
+    2 / (pi (1 - 2 t + 2 t^2)). Weights by the signal-to-noise ratio have no meaning for a flow."""
+    noise_offset: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Standard deviation of a normal variate for each sample and channel, added to all its noise; 0.03 to 0.1
+    lets images be darker and lighter. kohya's trainer of FLUX.1 accepts it without an effect."""
+    guidance: Annotated[float, Field(ge=0, le=100)] | None = None
+    """Distilled guidance while training and evaluating models with ``guidance_embed``; 1 for FLUX.1 dev's
+    adapters; null: ``sampling.guidance``."""
+    prompt_dropout: Fraction = 0.1
+    """Probability that both text encodings of a sample are replaced by those of the empty prompt."""
+    reference_rounding: bool = False
+    """Round latents, noise, t, their mixture and the target to ``precision.compute``, as MLPerf's reference
+    does; false computes them in float32. The presets ``mlperf-*`` round."""

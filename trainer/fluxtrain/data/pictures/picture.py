@@ -5,22 +5,28 @@ Axes: H W image.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from fluxtrain.data.buckets import Placement
-from fluxtrain.data.images.resize import resize_crop
+from fluxtrain.contract.run.data import ALPHA, DataConfig, VariantsConfig
+from fluxtrain.data.images import resize_crop
+from fluxtrain.data.order import Buckets, Placement
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
+from fluxtrain.runtime import draws
 
 DECODER = 1
 """Version of this module's output; it is part of the names in a cache."""
@@ -207,3 +213,134 @@ def _srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
 def _reason(error: Exception) -> str:
     text = str(error)[:200]
     return text if text and text.isprintable() else type(error).__name__
+
+
+# Masks of the loss: a picture beside each picture, or its own transparency; brought to the grid of
+# latents.
+#
+# Axes: H W mask, h w latents.
+
+
+_SAME_ASPECT = 0.02
+"""Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
+
+
+def mask_files(folder: Path, root: Path | None = None) -> dict[str, PictureFile]:
+    """Return the masks in ``folder`` by their names without suffix; links are as in `list_pictures`.
+
+    Raises DataError if there is no such folder.
+    """
+    hint = "; it should have a mask for each picture"
+    found = list_pictures(folder, hint, root).pictures
+    return {_stem(mask.name): mask for mask in reversed(found)}
+
+
+def with_masks(listing: Listing, by_stem: Mapping[str, PictureFile] | None, place: str) -> Listing:
+    """Return ``listing`` with the masks ``by_stem`` of ``place``; pictures without one are skipped.
+
+    They have the pictures' names with any suffix. None: there are no masks.
+    """
+    if by_stem is None:
+        return listing
+    masks = {picture.name: by_stem.get(_stem(picture.name)) for picture in listing.pictures}
+    missing = [name for name, mask in masks.items() if mask is None]
+    skipped = listing.skipped | dict.fromkeys(missing, f"has no mask in {place}")
+    kept = [picture for picture in listing.pictures if masks[picture.name] is not None]
+    known = {name: mask for name, mask in masks.items() if mask is not None}
+    return replace(listing, pictures=kept, skipped=dict(sorted(skipped.items())), masks=known)
+
+
+def mask_of(
+    content: bytes, kind: str, size: tuple[int, int], placement: Placement
+) -> Float[Tensor, "h w"]:
+    """Return the weights, 0 to 1, of the latents at ``placement`` of a picture of ``size``, width and height.
+
+    ``content`` is the mask, whose red weighs; or, of ``kind`` alpha, the picture, whose opacity does. Raises
+    PictureError if it is no picture or has another aspect ratio.
+    """
+    try:
+        width, height = picture_size(content)
+    except PictureError as error:
+        raise PictureError(f"its mask: {error}") from None
+    if abs(width * size[1] / (height * size[0]) - 1) > _SAME_ASPECT:
+        text = f"its mask has {width} x {height} pixels, another aspect ratio than {size[0]} x {size[1]}"
+        raise PictureError(text)
+    mask = decode_alpha(content) if kind == ALPHA else decode(content)
+    pixels = fit(mask.convert("RGB"), placement)[:1].float() / 255
+    height, width = placement.latent_size
+    weights: Tensor = interpolate(pixels[None], size=(height, width), mode="area")[0, 0]
+    if not torch.any(weights > 0):
+        raise PictureError("its mask is black: nothing of it would be trained")
+    return weights
+
+
+def _stem(name: str) -> str:
+    return str(PurePosixPath(name).with_suffix(""))
+
+
+# How a picture is brought to the sizes at which it is trained.
+
+
+def placements(
+    width: int, height: int, config: DataConfig, resolution: int | None = None
+) -> tuple[Placement, ...]:
+    """Return how a picture of ``width`` x ``height`` pixels is resized and cropped: to a bucket or a square.
+
+    With a ``resolution`` only to that one of the buckets. Raises PictureError if it is too small for any.
+    """
+    if config.buckets is not None:
+        try:
+            found = Buckets.of(config)
+            if resolution is not None:
+                found = replace(found, resolutions=(resolution,))
+            return found.placements(width, height)
+        except ValueError as error:
+            raise PictureError(str(error)) from None
+    side = config.image_size
+    scale = max(side / width, side / height)
+    resized = max(side, round(width * scale)), max(side, round(height * scale))
+    return (Placement((side, side), resized),)
+
+
+# Changed copies of a picture and of its caption: crops, mirror images, shuffled tags.
+#
+# They are pure functions of the seed and of the bytes, or the caption, that they are made from: the
+# same on any ranks, after any restart, and whatever the file is called.
+
+
+def variant_placements(
+    placement: Placement, variants: VariantsConfig, seed: int, sha256: str
+) -> tuple[Placement, ...]:
+    """Return the ways in which the picture whose bytes have ``sha256`` is cropped and mirrored, each once."""
+    found = [placement]
+    if variants.crops > 1:
+        rng = draws.generator(seed, draws.CROPS, int(sha256[:15], 16))
+        places = rng.random((variants.crops, 2))
+        slack = [r - s for r, s in zip(placement.resized, placement.size, strict=True)]
+        corners = [
+            tuple(int(p * (room + 1)) for p, room in zip(at, slack, strict=True)) for at in places
+        ]
+        found = [replace(placement, corner=(left, top)) for left, top in dict.fromkeys(corners)]
+    if variants.flip:
+        found += [replace(each, is_flipped=True) for each in found]
+    return tuple(found)
+
+
+def variant_captions(caption: str, variants: VariantsConfig, seed: int) -> tuple[str, ...]:
+    """Return the captions that are trained for ``caption``: as many as ``variants`` asks for, or itself.
+
+    By kohya's rule: the tags after the kept ones are shuffled, then each is left out with a probability.
+    """
+    changes = variants.shuffle_caption or variants.tag_dropout > 0
+    if variants.captions == 1 or not changes or not caption:
+        return (caption,)
+    digest = hashlib.sha256(caption.encode("utf-8", "surrogatepass")).digest()
+    rng = draws.generator(seed, draws.CAPTIONS, int.from_bytes(digest[:7], "big"))
+    tags = [tag.strip() for tag in caption.split(variants.separator)]
+    kept, others = tags[: variants.keep_tokens], tags[variants.keep_tokens :]
+    found = []
+    for _ in range(variants.captions):
+        order = rng.permutation(len(others)) if variants.shuffle_caption else range(len(others))
+        used = rng.random(len(others)) >= variants.tag_dropout
+        found.append(", ".join([*kept, *(others[i] for i in order if used[i])]))
+    return tuple(found)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fluxtrain.contract.run.data import ALPHA, DataConfig
-from fluxtrain.contract.run.variants import AS_THEY_ARE, VariantsConfig
-from fluxtrain.data.pictures.faults import read_faults
-from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
-from fluxtrain.data.pictures.kohya import is_dataset_config, own_batch_sizes, read_dataset_config
-from fluxtrain.data.pictures.kohya_folders import repeats_note
-from fluxtrain.data.pictures.masks import mask_files, with_masks
-from fluxtrain.data.pictures.source_path import source_of
-from fluxtrain.data.pictures.subset_options import Subset
-from fluxtrain.errors import DataError
-from fluxtrain.redaction import redacted
+from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures, read_faults
+from fluxtrain.data.pictures.kohya_config import (
+    Subset,
+    is_dataset_config,
+    own_batch_sizes,
+    read_dataset_config,
+    repeats_note,
+    source_of,
+)
+from fluxtrain.data.pictures.picture import (
+    PictureError,
+    mask_files,
+    picture_size,
+    placements,
+    read_bytes,
+    require_enough_pixels,
+    variant_placements,
+    with_masks,
+)
+from fluxtrain.errors import ConfigError, DataError, redacted
+from fluxtrain.runtime.draws import NUM_TIMESTEPS
 
 Places = Mapping[str, Path | Listing]
 """Folders of this node with what was fetched, by URL, or what was listed of those that are streamed."""
@@ -234,3 +247,82 @@ def _repeated(pictures: list[TrainingPicture], wanted: int) -> list[TrainingPict
         replace(picture, repeats=picture.repeats + more + (number < rest))
         for number, picture in enumerate(kept)
     ]
+
+
+# Reads a picture with its mask, and says how it is brought to the sizes at which it is trained.
+
+
+FAULTS = (PictureError, FileNotFoundError, PermissionError, IsADirectoryError)
+"""Errors that belong to one file; others, such as those of a lost volume, end the run."""
+
+
+@dataclass(frozen=True)
+class ReadPicture:
+    """The files of a picture and of its mask, of which nothing is decoded yet."""
+
+    content: bytes
+    sha256: str
+    width: int
+    height: int
+    placements: tuple[tuple[int, Placement], ...]
+    """How it is placed for each of its latents, with the number of the size."""
+    mask: bytes | None = None
+    mask_sha256: str = ""
+
+
+def read_picture(picture: TrainingPicture, data: DataConfig, seed: int) -> ReadPicture:
+    """Return the files of ``picture`` and its placements; one of FAULTS if it cannot be trained."""
+    content = read_bytes(picture.path)
+    width, height = picture_size(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    path = picture.mask_path
+    mask = None if path is None else read_bytes(path)
+    found = placements_of(picture, data, seed, width, height, sha256)
+    for _, placement in found:
+        require_enough_pixels(width, height, placement)
+    mask_sha256 = "" if mask is None else hashlib.sha256(mask).hexdigest()
+    return ReadPicture(content, sha256, width, height, found, mask, mask_sha256)
+
+
+def placements_of(
+    picture: TrainingPicture, data: DataConfig, seed: int, width: int, height: int, sha256: str
+) -> tuple[tuple[int, Placement], ...]:
+    """Return how ``picture``, of ``width`` x ``height`` pixels, is placed, with the number of the size.
+
+    Raises PictureError if it is too small for any bucket.
+    """
+    places = placements(width, height, data, picture.resolution)
+    return tuple(
+        (number, each)
+        for number, placement in enumerate(places)
+        for each in variant_placements(placement, picture.variants, seed, sha256)
+    )
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a picture cannot be used, of one of FAULTS."""
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return reason or type(error).__name__
+
+
+# Which pictures of a run are held out of the training, for its evaluation.
+
+
+REPEATS = NUM_TIMESTEPS
+"""Samples of a picture in the evaluation: one at each timestep."""
+
+
+def held_out(sha256s: Iterable[str], part: float, seed: int) -> frozenset[str]:
+    """Return those of the pictures with ``sha256s`` that are held out: ``part`` of them, at least one.
+
+    Equal pictures stay together. The choice depends on ``seed`` and on the pictures' bytes only. Raises
+    ConfigError if no picture would be left.
+    """
+    distinct = set(sha256s)
+    if not part:
+        return frozenset()
+    if len(distinct) < 2:
+        text = f"needs two different pictures, of which one is trained; there is {len(distinct)}"
+        raise ConfigError("spec.run.data.validation_split", part, text)
+    order = sorted(distinct, key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
+    return frozenset(order[: max(1, round(part * len(order)))])

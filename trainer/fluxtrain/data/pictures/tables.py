@@ -5,18 +5,37 @@ A file is validated before it is read (`check_pages`), and read a few rows at a 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.run.table import TableConfig
-from fluxtrain.data.pictures.captions import COLUMNS
-from fluxtrain.data.pictures.faults import Faults
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fluxtrain.contract.run.data import TableConfig
+from fluxtrain.data.formats.arrow import short_message
+from fluxtrain.data.formats.parquet import shared_values
+from fluxtrain.data.formats.parquet_pages import CONTAINER_LIMIT, check_pages
+from fluxtrain.data.formats.tar import Member, quoted, read_members
+from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES, split_name
+from fluxtrain.data.pictures.folder import (
+    COLUMNS,
+    SUFFIXES,
+    Faults,
+    Listing,
+    PictureFile,
+    in_order,
+    list_pictures,
+    read_faults,
+)
 from fluxtrain.data.pictures.picture import MAX_BYTES
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.runtime.files import atomic_write_by_several, sync
 
 TABLE = ".parquet"
 _AT = "spec.run.data.table"
@@ -60,13 +79,13 @@ def write_out(
     faults, count = Faults(), 0
     for number, (picture, caption) in enumerate(_rows(path, table)):
         check()
-        fault = _fault(picture, caption)
+        fault = _table_fault(picture, caption)
         if fault:
             faults.add(f"row {number}", fault)
             continue
-        _write(partial / f"{number:08d}{_suffix(picture)}", picture)
+        _write_table(partial / f"{number:08d}{_suffix(picture)}", picture)
         if caption:
-            _write(partial / f"{number:08d}.txt", caption.encode("utf-8", "replace"))
+            _write_table(partial / f"{number:08d}.txt", caption.encode("utf-8", "replace"))
         count += 1
     if not count:
         faults.add("", f"holds no pictures{faults.example()}")
@@ -84,8 +103,8 @@ def _rows(path: Path, table: TableConfig) -> Iterator[tuple[Any, Any]]:
     import pyarrow as pa  # these take a while to import
     import pyarrow.parquet as pq
 
-    from fluxtrain.data.layouts.arrow import short_message
-    from fluxtrain.data.layouts.parquet_pages import CONTAINER_LIMIT, check_pages
+    from fluxtrain.data.formats.arrow import short_message
+    from fluxtrain.data.formats.parquet_pages import CONTAINER_LIMIT, check_pages
 
     try:
         check_pages(path, [])
@@ -134,7 +153,7 @@ def _names(schema: Any) -> str:
     return ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema)[:300]
 
 
-def _fault(picture: Any, caption: Any) -> str | None:
+def _table_fault(picture: Any, caption: Any) -> str | None:
     if not isinstance(picture, bytes) or not picture:
         return "it has no bytes of a picture"
     if len(picture) > MAX_BYTES:
@@ -157,6 +176,224 @@ def _suffix(picture: bytes) -> str:
     return next((suffix for start, suffix in _SIGNATURES if picture.startswith(start)), "")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_table(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))  # equal on all nodes: pictures are known by it
+
+
+# Pictures in WebDataset tars, which are written out as a folder of pictures before they are
+# encoded.
+#
+# A tar is validated first, from its headers: links, huge or unnamed members and names that lead out
+# of it are left out, and one that is cut off is refused. Then the webdataset library reads it,
+# once, from start to end.
+
+
+SHARD = ".tar"
+_PICTURES = {suffix[1:] for suffix in SUFFIXES}
+_LIMITS = {"txt": MAX_CAPTION_BYTES, "caption": MAX_CAPTION_BYTES, "json": MAX_METADATA_BYTES}
+_MAX_PART = 200
+"""Most bytes of one part of a name, of 255 that file systems allow."""
+
+
+def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) -> None:
+    """Write pictures and captions of ``tar`` to ``folder``, whole or not at all; it may exist already.
+
+    ``check`` is called for each sample; what it raises ends the work.
+    Raises DataError if the tar is not whole.
+    """
+    if folder.exists():
+        return
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    accepted, faults = _accepted(tar)
+    count = 0
+    for sample in _samples(tar, accepted):
+        check()
+        count += _write(sample, partial, faults)
+    if not count:
+        faults.add("", f"holds no pictures{faults.example()}")
+    faults.write(partial)
+    partial.rename(folder)
+
+
+def _accepted(tar: Path) -> tuple[set[str], Faults]:
+    """Return the names of the members that are read, and of pictures that are not, with the reason."""
+    names, faults = set[str](), Faults()
+    for member in read_members(tar):
+        key, suffix = split_name(member.name)
+        fault = member.fault or _fault(member, key, suffix)
+        if fault is None and member.name in names:
+            fault = "there are several of this name"
+        if fault:
+            faults.add(quoted(member.name), fault)
+        elif suffix in _PICTURES or suffix in _LIMITS:
+            names.add(member.name)
+    return names, faults
+
+
+def _fault(member: Member, key: str, suffix: str) -> str | None:
+    limit = _LIMITS.get(suffix)
+    if limit is not None and member.size > limit:
+        return f"it has {member.size} bytes, at most {limit} are read"
+    if suffix in _PICTURES and not key:
+        return "it has no name before its suffix"
+    if key and suffix not in _PICTURES and suffix.rpartition(".")[2] in _PICTURES:
+        return f"a sample's name ends at its first dot, so this is its part .{suffix}, which is not read"
+    if any(len(part.encode("utf-8", "replace")) > _MAX_PART for part in member.name.split("/")):
+        return f"a part of its name has more than {_MAX_PART} bytes"
+    return None
+
+
+def _samples(tar: Path, accepted: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of ``tar`` as webdataset groups its members, of which each is read once."""
+    from webdataset import tariterators  # takes a while to import
+
+    remaining = set(accepted)
+
+    def select(name: str) -> bool:
+        name = name.removeprefix("./")
+        is_first = name in remaining
+        remaining.discard(name)
+        return is_first
+
+    with tar.open("rb") as stream:
+        source = [{"url": tar.name, "stream": stream}]
+        members = tariterators.tar_file_expander(source, select_files=select)
+        yield from tariterators.group_by_keys(members, handler=lambda error: True)
+
+
+def _write(sample: dict[str, Any], folder: Path, faults: Faults) -> int:
+    """Write the picture of ``sample`` and its caption; return the number of pictures.
+
+    Members of a sample that do not follow each other come as several samples of the same name.
+    """
+    key = str(sample["__key__"]).removeprefix("./")
+    first, *others = [suffix for suffix in sample if suffix in _PICTURES] or [""]
+    for suffix in others:
+        faults.add(quoted(f"{key}.{suffix}"), f"the sample has a picture .{first} already")
+    caption = _caption(sample)
+    try:
+        if first:
+            _write_file(folder / f"{key}.{first}", sample[first])
+        if caption is not None:
+            _write_file(folder / f"{key}.txt", caption)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError):
+        faults.add(quoted(f"{key}.{first}"), "its name is that of a folder too")
+        return 0
+    return 1 if first else 0
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))  # equal on all nodes: pictures are known by it
+
+
+def _caption(sample: dict[str, Any]) -> bytes | None:
+    """Return the caption of ``sample``, of a text member or of its JSON, as a file."""
+    for suffix in ("txt", "caption"):
+        if suffix in sample:
+            return bytes(sample[suffix])
+    try:
+        content = json.loads(sample.get("json", b"{}"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    texts = (content.get(column) for column in COLUMNS)
+    text = next((text for text in texts if isinstance(text, str)), None)
+    return None if text is None else text.encode("utf-8", "replace")
+
+
+# What a shard holds, kept in the cache while the shard itself is not: names, sizes and captions.
+
+
+@dataclass(frozen=True)
+class ShardListing:
+    """The pictures of one shard, which is unpacked into a folder of its own."""
+
+    pictures: tuple[PictureFile, ...]
+    skipped: dict[str, str]
+    """Files of its folder that are not used, with the reason."""
+    faults: dict[str, str]
+    """What was left out when it was unpacked, with the reason."""
+
+    def write(self, path: Path) -> None:
+        """Write it to the file ``path``."""
+        values = {
+            "pictures": [[each.name, each.size, each.caption] for each in self.pictures],
+            "skipped": self.skipped,
+            "faults": self.faults,
+        }
+        with atomic_write_by_several(path) as partial:
+            partial.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+            sync(partial)
+
+
+def list_shard(folder: Path) -> ShardListing:
+    """Return what is in ``folder``, into which a shard was unpacked."""
+    faults = read_faults(folder)
+    listing = list_pictures(folder, may_be_empty=bool(faults))
+    return ShardListing(tuple(listing.pictures), listing.skipped, faults)
+
+
+def read_listing(path: Path) -> ShardListing | None:
+    """Return what was written to ``path``; None if there is nothing, or it is damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        pictures = (PictureFile(name, size, 0, text) for name, size, text in values["pictures"])
+        return ShardListing(tuple(pictures), dict(values["skipped"]), dict(values["faults"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def joined(folder: Path, shards: Iterable[ShardListing]) -> Listing:
+    """Return ``shards`` as they are listed if all of them are unpacked in ``folder``."""
+    pictures, skipped, faults = list[PictureFile](), dict[str, str](), dict[str, str]()
+    for shard in shards:
+        pictures += shard.pictures
+        skipped |= shard.skipped
+        faults |= shard.faults
+    pictures.sort(key=lambda each: in_order(each.name))
+    reasons = dict(sorted(skipped.items())) | dict(sorted(faults.items()))
+    return Listing(folder, pictures, reasons, is_streamed=True)
+
+
+# The rows of a parquet file of captions, read within bounds.
+
+
+_CAPTION_ROWS_AT_ONCE = 1 << 14
+_TEXTS = (pa.string(), pa.large_string(), pa.string_view())
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of ``path`` with those of ``columns`` that it has; equal texts are one object.
+
+    Raises DataError if it is damaged, has other types than texts, or would need much more memory than it has
+    bytes.
+    """
+    try:
+        check_pages(path, columns)
+        schema = pq.read_schema(path)
+        wanted = [name for name in columns if name in schema.names]
+        for name in wanted:
+            _require_text(path, name, schema.field(name).type)
+        file = pq.ParquetFile(
+            path, read_dictionary=wanted, thrift_container_size_limit=CONTAINER_LIMIT
+        )
+        for batch in file.iter_batches(_CAPTION_ROWS_AT_ONCE, columns=wanted, use_threads=False):
+            batch.validate(full=True)
+            values = [shared_values(pa.chunked_array([batch[name]])) for name in wanted]
+            for row in zip(*values, strict=True):
+                yield dict(zip(wanted, row, strict=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{path}: is not Parquet ({short_message(error)})") from None
+
+
+def _require_text(path: Path, name: str, kind: Any) -> None:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if kind not in _TEXTS and not pa.types.is_null(kind):
+        raise DataError(f"{path}: column {name!r} is {str(kind)[:80]}, not a text")

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from fluxtrain.mlperf.compliance import check
-from fluxtrain.mlperf.evidence import Result, Run
-from fluxtrain.mlperf.explain import sanitize
-from fluxtrain.mlperf.review import (
-    chained,
-    enclosed,
-    evaluations,
-    order,
-    package,
-    runs,
-    samples,
-    settings,
+from fluxtrain.contract.process import CONFIG_FILE, MLPERF_FILE
+from fluxtrain.errors import ConfigError
+from fluxtrain.mlperf.compliance import RULESETS, ToolResult, check, sanitize
+from fluxtrain.mlperf.evidence import (
+    BENCHMARK,
+    OTHERS_FOLDER,
+    WAIVERS_FILE,
+    Result,
+    Run,
+    is_file,
+    read_failed,
+    read_object,
+    run_of,
 )
-from fluxtrain.mlperf.review.rule import Finding, Rule
-from fluxtrain.mlperf.tools import ToolResult
+from fluxtrain.mlperf.review import package_rules, result_rules, run_rules
+from fluxtrain.mlperf.review.result_rules import Finding, Rule
 
 RUN_RULES: tuple[Rule[Run], ...] = (
-    *order.RULES,
-    *evaluations.RULES,
-    *samples.RULES,
-    *settings.RULES,
-    *chained.RULES,
+    *run_rules.ORDER_RULES,
+    *run_rules.EVALUATIONS_RULES,
+    *run_rules.RULES,
+    *run_rules.SETTINGS_RULES,
+    *run_rules.CHAINED_RULES,
 )
-RESULT_RULES: tuple[Rule[Result], ...] = (*runs.RULES, *package.RULES, *enclosed.RULES)
+RESULT_RULES: tuple[Rule[Result], ...] = (
+    *result_rules.RULES,
+    *package_rules.PACKAGE_RULES,
+    *package_rules.RULES,
+)
 COMPLIANCE = "compliance-checker"
 """The rule that MLCommons' compliance checker reports nothing, warnings included."""
 WARNINGS = "package-checkers"
@@ -36,7 +43,7 @@ WARNINGS = "package-checkers"
 _NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
 """Names of all rules."""
-NEVER = frozenset({runs.ten_runs.name})
+NEVER = frozenset({result_rules.ten_runs.name})
 """Of these, rules that nobody can waive."""
 _MAX_TEXT = 1000
 _MAX_PLACES = 3
@@ -119,3 +126,97 @@ def _places(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MAX_PLACES])
     more = len(names) - _MAX_PLACES
     return f"{shown} and {more} more: " if more > 0 else f"{shown}: "
+
+
+# The results in paths: logs and output folders are the runs of one, packages have several.
+
+
+def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Result]:
+    """Return what ``paths`` hold: logs and output folders are the runs of one result, packages have several.
+
+    Raises ConfigError for a path that is none of them.
+    """
+    results: list[Result] = []
+    runs: list[Run] = []
+    for path in paths:
+        if is_file(path):
+            runs.append(run_of(path, path.parent / CONFIG_FILE, str(path)))
+        elif is_file(path / MLPERF_FILE):
+            runs.append(run_of(path / MLPERF_FILE, path / CONFIG_FILE, str(path)))
+        elif found := list(_results(path)):
+            results += [replace(result, ruleset=ruleset) for result in found]
+        else:
+            text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
+            raise ConfigError("PATH", str(path), text)
+    return [Result("", runs, ruleset=ruleset), *results] if runs else results
+
+
+def _results(path: Path) -> Iterator[Result]:
+    """Yield the results in an organisation's folder, a system's or a benchmark's."""
+    if next(path.glob("result_*.txt"), None):
+        folders: Iterable[Path] = [path]
+    else:
+        folders = [*path.glob(f"results/*/{BENCHMARK}"), *path.glob(BENCHMARK)]
+    for folder in sorted(folders):
+        yield _result(folder)
+
+
+def _result(folder: Path) -> Result:
+    """Return the result whose logs are in ``folder``: ORGANISATION/results/SYSTEM/flux1."""
+    whole = folder.resolve()  # such as of "."
+    if len(whole.parents) < 3:
+        raise ConfigError("PATH", str(folder), "not in ORGANISATION/results/SYSTEM")
+    system, organisation = whole.parent.name, whole.parents[2]
+    implementation = _implementation(
+        organisation / f"benchmarks/{BENCHMARK}/implementations", system
+    )
+    logs = sorted(folder.glob("result_*.txt"), key=lambda log: (len(log.name), log.name))
+    runs = [run_of(log, _config_of(log, implementation)) for log in logs]
+    description = read_object(organisation / "systems" / f"{system}.json")
+    waivers = read_object(implementation / WAIVERS_FILE) if implementation else None
+    reasons = {rule: str(reason) for rule, reason in (waivers or {}).items()}
+    inside = whole.name == BENCHMARK and whole.parents[1].name == "results"
+    place = folder if inside else None
+    result = Result(str(folder), runs, description, implementation, reasons, place)
+    if implementation is None:
+        return result
+    return replace(result, others=_others(implementation), failed=read_failed(implementation))
+
+
+def _others(implementation: Path) -> list[Run]:
+    logs = sorted((implementation / OTHERS_FOLDER).glob("run_*.txt"))
+    return [run_of(log, None, f"{OTHERS_FOLDER}/{log.name}") for log in logs]
+
+
+def _implementation(folder: Path, system: str) -> Path | None:
+    """Return the code of ``system``: fluxtrain's, or one whose name begins with the system's."""
+    if (own := folder / f"{system}_fluxtrain").is_dir():
+        return own
+    found = sorted(path for path in folder.glob(f"{glob.escape(system)}*") if path.is_dir())
+    found.sort(key=lambda path: not path.name.startswith(f"{system}_"))
+    return found[0] if found else None
+
+
+def _config_of(log: Path, implementation: Path | None) -> Path | None:
+    """Return where `fluxtrain mlperf package` puts the configuration of result_N.txt."""
+    number = log.stem.removeprefix("result_")
+    return None if implementation is None else implementation / f"config_{number}.json"
+
+
+# Waivers of a review: findings that the submitter knows of, each rule with the submitter's reason.
+
+
+def parse(texts: Iterable[str]) -> dict[str, str]:
+    """Return the reason of each waived rule from ``RULE=REASON``; raise ConfigError for other texts."""
+    waivers: dict[str, str] = {}
+    for text in texts:
+        name, _, reason = text.partition("=")
+        if name not in RULES:
+            allowed = f"no rule of that name; allowed: {', '.join(sorted(RULES))}"
+            raise ConfigError("--waive", name, allowed)
+        if name in NEVER:
+            raise ConfigError("--waive", name, "cannot be waived: there would be no result")
+        if not reason.strip():
+            raise ConfigError("--waive", text, "must be RULE=REASON; the package shows the reason")
+        waivers[name] = reason.strip()
+    return waivers

@@ -1,0 +1,317 @@
+"""Gang scheduling: the scheduler starts at least ``nodes.min`` training pods together, or none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Protocol
+
+from fluxtrain.contract.model_base import GROUP
+from fluxtrain.contract.resource.fluxtraining import KIND, Scheduling
+from fluxtrain_operator import names
+from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.resources.support import supporting_object
+
+_TEMPLATE = "trainer"
+
+
+class Gang:
+    """No gang scheduling: the scheduler starts pods one by one."""
+
+    api_version = ""
+    """API version that the cluster must serve."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of the supporting objects."""
+    renames = False
+    """Whether the names of the objects depend on the number of nodes, so that a change replaces them."""
+    admission = ("Admitted", "")
+    """Reason and message of the condition Admitted."""
+
+    def objects(self, job: Job) -> list[Manifest]:
+        """Return the supporting objects, in the order in which they must be created."""
+        return []
+
+    def configure_pod(self, pod: Manifest, job: Job) -> None:
+        """Make the training ``pod`` a member of the job's pod group."""
+
+
+class NotServed(Gang):
+    """The cluster does not serve the API of the job's kind of gang scheduling."""
+
+    admission = ("NoPodGroups", "the cluster has no API for scheduling.gang")
+
+
+class Coscheduling(Gang):
+    """The coscheduling plugin of kubernetes-sigs/scheduler-plugins."""
+
+    api_version = "scheduling.x-k8s.io/v1alpha1"
+    kinds: tuple[str, ...] = ("PodGroup",)
+
+    def objects(self, job: Job) -> list[Manifest]:
+        """Return the pod group."""
+        return [self._object(job, "PodGroup", names.pod_group(job.name), self._spec(job))]
+
+    def configure_pod(self, pod: Manifest, job: Job) -> None:
+        """Label ``pod`` with its group."""
+        pod["metadata"]["labels"][names.COSCHEDULING_GROUP] = names.pod_group(job.name)
+
+    def _spec(self, job: Job) -> Manifest:
+        return {"minMember": job.spec.nodes.min}
+
+    def _object(self, job: Job, kind: str, name: str, spec: Manifest) -> Manifest:
+        return supporting_object(job, self.api_version, kind, name, spec=spec)
+
+
+class Volcano(Coscheduling):
+    """Volcano's scheduler."""
+
+    api_version = "scheduling.volcano.sh/v1beta1"
+
+    def configure_pod(self, pod: Manifest, job: Job) -> None:
+        """Annotate ``pod`` with its group, and have Volcano schedule it."""
+        pod["metadata"]["annotations"][names.VOLCANO_GROUP] = names.pod_group(job.name)
+        pod["spec"].setdefault("schedulerName", "volcano")
+
+    def _spec(self, job: Job) -> Manifest:
+        priority = job.spec.scheduling.priority_class_name
+        spec = super()._spec(job)
+        return spec if priority is None else {**spec, "priorityClassName": priority}
+
+
+class Native(Coscheduling):
+    """Kubernetes' own gang scheduling: a workload, and a pod group of its template."""
+
+    api_version = "scheduling.k8s.io/v1alpha2"
+    kinds = ("Workload", "PodGroup")
+    renames = True
+
+    def objects(self, job: Job) -> list[Manifest]:
+        """Return the workload and the pod group."""
+        name = _native_name(job)
+        policy = {"gang": {"minCount": job.spec.nodes.min}}
+        workload = {
+            "controllerRef": {"apiGroup": GROUP, "kind": KIND, "name": job.name},
+            "podGroupTemplates": [{"name": _TEMPLATE, "schedulingPolicy": policy}],
+        }
+        template = {"workload": {"workloadName": name, "podGroupTemplateName": _TEMPLATE}}
+        group = {"podGroupTemplateRef": template, "schedulingPolicy": policy}
+        return [
+            self._object(job, "Workload", name, workload),
+            self._object(job, "PodGroup", name, group),
+        ]
+
+    def configure_pod(self, pod: Manifest, job: Job) -> None:
+        """Name the group in the spec of ``pod``."""
+        pod["spec"]["schedulingGroup"] = {"podGroupName": _native_name(job)}
+
+
+_GANGS: dict[str, Gang] = {
+    "none": Gang(),
+    "coscheduling": Coscheduling(),
+    "volcano": Volcano(),
+    "native": Native(),
+}
+_NOT_SERVED = NotServed()
+
+
+def gang_of(job: Job, missing_apis: Container[str] = ()) -> Gang:
+    """Return the gang scheduling of ``job``: none if its API is one of ``missing_apis``."""
+    gang = _GANGS[job.spec.scheduling.gang]
+    return _NOT_SERVED if gang.api_version in missing_apis else gang
+
+
+def _native_name(job: Job) -> str:
+    return names.native_group(job.name, job.spec.nodes.min)
+
+
+# Queueing: Kueue admits all pods of an attempt together, as one pod group.
+
+
+class PodState(Protocol):
+    """What queueing reads of an observed pod."""
+
+    @property
+    def finalizers(self) -> tuple[str, ...]:
+        """Return its finalizers."""
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """Return its scheduling gates."""
+
+    @property
+    def deleting(self) -> bool:
+        """Return whether it has a deletion timestamp."""
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its main process has exited."""
+
+    @property
+    def node(self) -> str:
+        """Return the name of its node; empty if it is not scheduled."""
+
+
+class Queueing:
+    """A job without a queue: its pods are created and replaced one by one.
+
+    Whether Kueue manages a pod depends on the pod alone: the queue name of a running job may be removed, and
+    Kueue may manage all pods of a namespace.
+    """
+
+    has_groups = False
+    """Whether the pods of an attempt are admitted together."""
+
+    def pod_labels(self, job: Job, group: int) -> dict[str, str]:
+        """Return the labels of a training pod; ``group`` is the attempt that its pod group is named by."""
+        return {}
+
+    def pod_annotations(self, job: Job) -> dict[str, str]:
+        """Return the annotations of a training pod."""
+        return {}
+
+    def fits(self, started_max: int, nodes_max: int) -> bool:
+        """Return whether pods of a job of ``started_max`` nodes can train in one of ``nodes_max``."""
+        return True
+
+    def is_member(self, pod: PodState) -> bool:
+        """Return whether Kueue manages ``pod``: its finalizer keeps the object, even a deleted one."""
+        return names.KUEUE_FINALIZER in pod.finalizers
+
+    def keeps_name(self, pod: PodState) -> bool:
+        """Return whether Kueue keeps the object of ``pod`` until the group has a replacement for it."""
+        return self.is_member(pod) and pod.deleting and (pod.ended or not pod.node)
+
+    def is_never_admitted(self, pod: PodState) -> bool:
+        """Return whether ``pod`` was created in a group that had ended: Kueue never admits it."""
+        return names.KUEUE_GATE in pod.gates and not self.is_member(pod)
+
+
+class Kueue(Queueing):
+    """A job in one of Kueue's local queues."""
+
+    has_groups = True
+
+    def pod_labels(self, job: Job, group: int) -> dict[str, str]:
+        """Return the queue and the pod group."""
+        return {
+            names.KUEUE_QUEUE: str(job.spec.scheduling.queue_name),
+            names.KUEUE_GROUP: names.kueue_group(job.name, group),
+        }
+
+    def pod_annotations(self, job: Job) -> dict[str, str]:
+        """Return the group's size and how Kueue treats its pods.
+
+        Not retriable: else Kueue keeps the names, and the quota, of ended pods until they are replaced.
+        One role: else pods that exclude different nodes would belong to different pod sets.
+        """
+        notes = {
+            names.KUEUE_COUNT: str(job.spec.nodes.max),
+            names.KUEUE_RETRIABLE: "false",
+            names.KUEUE_ROLE: names.TRAINER,
+        }
+        if job.spec.restart.force_delete_on_lost_node:
+            notes[names.KUEUE_FORCE] = "true"
+        return {**notes, **_topology(job.spec.scheduling)}
+
+    def fits(self, started_max: int, nodes_max: int) -> bool:
+        """Return whether the size is unchanged: a group has a fixed number of pods."""
+        return started_max == nodes_max
+
+
+def _topology(scheduling: Scheduling) -> dict[str, str]:
+    """Return the topology that Kueue requires or prefers; it assigns nodes in the order of the index."""
+    if scheduling.required_topology is not None:
+        topology = {names.KUEUE_REQUIRED_TOPOLOGY: scheduling.required_topology}
+    elif scheduling.topology is not None:
+        topology = {names.KUEUE_PREFERRED_TOPOLOGY: scheduling.topology}
+    else:
+        return {}
+    return {**topology, names.KUEUE_INDEX_LABEL: names.LABEL_INDEX}
+
+
+_NO_QUEUE, _KUEUE = Queueing(), Kueue()
+
+
+def queueing_of(job: Job) -> Queueing:
+    """Return how the pods of ``job`` are queued."""
+    return _NO_QUEUE if job.spec.scheduling.queue_name is None else _KUEUE
+
+
+# Affinity and tolerations of the pods.
+
+
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def trainer_affinity(job: Job) -> Manifest:
+    """Return the affinity of a training pod.
+
+    Spreading over nodes is preferred, not required: pods of small jobs may share a node.
+    """
+    scheduling, pods = job.spec.scheduling, names.trainer_selector(job.name)
+    affinity: Manifest = {}
+    if scheduling.topology is not None:
+        affinity |= _preferred(50, pods, scheduling.topology)
+    if scheduling.required_topology is not None:
+        term = _term(pods, scheduling.required_topology)
+        affinity[_REQUIRED] = [term]
+    result = rendezvous_affinity(job)
+    return {**result, "podAffinity": affinity} if affinity else result
+
+
+def rendezvous_affinity(job: Job) -> Manifest:
+    """Return the affinity of the rendezvous pod, which prefers nodes without training pods."""
+    anti_affinity = _preferred(100, names.trainer_selector(job.name), names.HOSTNAME)
+    return {"podAntiAffinity": anti_affinity}
+
+
+def keep_off(spec: Manifest, excluded: tuple[str, ...], avoided: tuple[str, ...]) -> Manifest:
+    """Return the pod ``spec`` such that it runs on no ``excluded`` node, and rather on no ``avoided`` one."""
+    if not excluded and not avoided:
+        return spec
+    affinity = spec.get("affinity") or {}
+    of_nodes = affinity.get("nodeAffinity") or {}
+    of_nodes = _exclude(of_nodes, excluded) if excluded else of_nodes
+    of_nodes = _avoid(of_nodes, avoided) if avoided else of_nodes
+    return {**spec, "affinity": {**affinity, "nodeAffinity": of_nodes}}
+
+
+def tolerations_of(job: Job) -> list[Manifest]:
+    """Return the tolerations of the job's pods: the operator's ``podDefaults`` and the job's own."""
+    defaults, own = job.pod_defaults.tolerations, job.spec.scheduling.tolerations
+    tolerations = [*(t for t in defaults if t not in own), *own]
+    return [t.model_dump(mode="json", by_alias=True, exclude_none=True) for t in tolerations]
+
+
+def node_selector_of(job: Job) -> dict[str, str]:
+    """Return the node selector of the training pods; the job's values win over ``podDefaults``."""
+    return {**job.pod_defaults.node_selector, **job.spec.scheduling.node_selector}
+
+
+def _preferred(weight: int, labels: dict[str, str], topology: str) -> Manifest:
+    terms = [{"weight": weight, "podAffinityTerm": _term(labels, topology)}]
+    return {_PREFERRED: terms}
+
+
+def _term(labels: dict[str, str], topology: str) -> Manifest:
+    return {"labelSelector": {"matchLabels": labels}, "topologyKey": topology}
+
+
+def _exclude(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """Return a node ``affinity`` that excludes ``nodes`` in each of its terms, any of which may hold."""
+    required = affinity.get(_REQUIRED) or {}
+    terms = [
+        {**term, "matchExpressions": [*(term.get("matchExpressions") or []), _others(nodes)]}
+        for term in required.get("nodeSelectorTerms") or [{}]
+    ]
+    return {**affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}
+
+
+def _avoid(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
+    """Return a node ``affinity`` that prefers other nodes than ``nodes``."""
+    term = {"weight": 100, "preference": {"matchExpressions": [_others(nodes)]}}
+    return {**affinity, _PREFERRED: [*(affinity.get(_PREFERRED) or []), term]}
+
+
+def _others(nodes: tuple[str, ...]) -> Manifest:
+    return {"key": names.HOSTNAME, "operator": "NotIn", "values": sorted(nodes)}

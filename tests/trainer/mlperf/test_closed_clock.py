@@ -1,0 +1,112 @@
+"""A closed run opens no data file before MLPerf's clock starts, whichever rank is ready last."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster.free_ports import free_port
+from tests.paths import MICRO
+from tests.trainer import ranks
+from tests.trainer.commands import fluxtrain
+from tests.trainer.outputs import mlperf_events, mlperf_values
+from tests.trainer.small_runs import ENCODED_RUN, as_closed, merge_all, write_encoded
+
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.launch.torchrun import process_start
+from fluxtrain.parallel.distributed import World, process_group
+from fluxtrain.report.observer import Observer
+from fluxtrain.train.loop import train
+
+DELAY = 1.0
+EVENTS = ("open", "os.listdir", "os.scandir")
+
+
+def train_with_a_late_rank(
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, late: int
+) -> None:
+    """Train; rank ``late`` is ready later, and each process records when it opens a data file."""
+    ranks.set_environment(world, port)
+    record_opens(paths.data, paths.output / f"opens_{world.rank}")
+    open_logs = Observer.open_logs
+
+    def open_logs_late(self: Observer, *arguments: Any) -> None:
+        open_logs(self, *arguments)
+        time.sleep(DELAY * (world.rank == late))
+        (paths.output / f"ready_{world.rank}").write_text(str(time.time()))
+
+    Observer.open_logs = open_logs_late  # type: ignore[method-assign]
+    with process_group() as joined:
+        train(config, paths, joined)
+
+
+def record_opens(root: Path, log: Path) -> None:
+    """Write the time of each file opened and folder listed below ``root``, in forks too."""
+    file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in EVENTS and arguments and str(arguments[0]).startswith(str(root)):
+            os.write(file, f"{time.time()}\n".encode())
+
+    sys.addaudithook(hook)
+
+
+def time_of(output: Path, key: str) -> int:
+    (event,) = [event for event in mlperf_events(output) if event["key"] == key]
+    return int(event["time_ms"])
+
+
+@pytest.mark.parametrize(
+    ("division", "late", "num_workers"), [("closed", 0, 2), ("closed", 1, 0), ("open", 1, 0)]
+)
+def test_no_data_file_is_opened_before_the_clock_starts(
+    tmp_path: Path, division: str, late: int, num_workers: int
+) -> None:
+    config = resolve(merge_all(ENCODED_RUN, {"data": {"num_workers": num_workers}}))
+    config = as_closed(config) if division == "closed" else config
+    paths = RunPaths(tmp_path / "output", tmp_path / "data", tmp_path)
+    write_encoded(paths.data)
+    run = partial(train_with_a_late_rank, port=free_port(), late=late)
+    assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.output_of(paths)
+    started = time_of(paths.output, "run_start")
+    opened = [
+        float(line)
+        for rank in range(2)
+        for line in (paths.output / f"opens_{rank}").read_text().split()
+    ]
+    ready = max(float((paths.output / f"ready_{rank}").read_text()) for rank in range(2))
+    assert int(1000 * ready) <= started
+    assert (min(opened) * 1000 >= started) == (division == "closed")
+    assert mlperf_values(paths.output, "train_samples") == [21]
+    (digests,) = mlperf_values(paths.output, "fluxtrain_data")
+    assert set(digests) == {"train", "validation"}
+
+
+def test_the_initialisation_begins_with_the_first_process(tmp_path: Path) -> None:
+    before = time.time()
+    assert (
+        fluxtrain("run", str(MICRO), "--schedule.steps=25", f"--output={tmp_path}").returncode == 0
+    )
+    checked = (tmp_path / "config.json").stat().st_mtime  # after imports and checks of the command
+    assert before - 0.05 < time_of(tmp_path, "init_start") / 1000 < checked
+
+
+def test_a_process_knows_when_it_began(tmp_path: Path) -> None:
+    code = "from fluxtrain.launch.torchrun import process_start as p; print(p())"
+    before = time.time()
+    told = float(subprocess.check_output([sys.executable, "-c", code]))
+    assert before - 0.05 < told < time.time()
+    assert time.time() - process_start(tmp_path) < 1, "the present time without /proc"
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/stat").write_text("7 (a ) b) " + " ".join(["0"] * 19) + " 5000 0")
+    (tmp_path / "uptime").write_text("80.5 10.0")
+    age = 80.5 - 5000 / os.sysconf("SC_CLK_TCK")
+    assert time.time() - process_start(tmp_path) == pytest.approx(age, abs=0.5)

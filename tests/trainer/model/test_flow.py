@@ -1,0 +1,52 @@
+"""Rectified flow: interpolation, velocity and loss."""
+
+from typing import Any
+
+import pytest
+import torch
+from diffusers.training_utils import compute_loss_weighting_for_sd3
+
+from fluxtrain.model import loss
+
+
+def test_interpolation_ends_at_clean_and_at_noise() -> None:
+    clean, noise = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    assert torch.equal(loss.interpolate(clean, noise, torch.zeros(2)), clean)
+    assert torch.equal(loss.interpolate(clean, noise, torch.ones(2)), noise)
+
+
+def test_velocity_is_the_derivative_of_the_interpolation() -> None:
+    clean, noise = torch.randn(2, 3, 4, 4).double(), torch.randn(2, 3, 4, 4).double()
+    at, h = torch.tensor([0.3, 0.6]).double(), 1e-4
+    ahead, behind = (loss.interpolate(clean, noise, at + d) for d in (h, -h))
+    slope = (ahead - behind) / (2 * h)
+    torch.testing.assert_close(slope, loss.velocity(clean, noise), atol=1e-8, rtol=1e-8)
+
+
+def test_latents_are_sampled_then_shifted_and_scaled() -> None:
+    mean, logvar = torch.full((1, 1, 2, 2), 2.0), torch.full((1, 1, 2, 2), 4.0).log()
+    noise = torch.full((1, 1, 2, 2), 0.5)
+    expected = torch.full((1, 1, 2, 2), (2 + 2 * 0.5 - 0.1159) * 0.3611)
+    torch.testing.assert_close(loss.sample_latents(mean, logvar, noise, 0.1159, 0.3611), expected)
+
+
+def test_losses_are_per_sample_and_float32() -> None:
+    prediction, target = torch.randn(3, 2, 4, 4), torch.randn(3, 2, 4, 4)
+    losses = loss.sample_losses(prediction.bfloat16(), target)
+    assert losses.dtype == torch.float32
+    expected = [
+        torch.nn.functional.mse_loss(p.bfloat16().float(), t)
+        for p, t in zip(prediction, target, strict=True)
+    ]
+    torch.testing.assert_close(losses, torch.stack(expected))
+
+
+@pytest.mark.parametrize("weighting", ["none", "sigma_sqrt", "cosmap"])
+def test_weights_equal_diffusers(weighting: Any) -> None:
+    times = torch.linspace(1e-3, 1, 50)
+    expected = compute_loss_weighting_for_sd3(weighting, times)
+    torch.testing.assert_close(loss.loss_weights(times, weighting), expected)
+
+
+def test_weights_of_clean_samples_are_finite() -> None:
+    assert loss.loss_weights(torch.zeros(1), "sigma_sqrt").item() == pytest.approx(1e6)

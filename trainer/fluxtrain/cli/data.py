@@ -1,0 +1,486 @@
+"""``fluxtrain data check SOURCE``: what a training would make of its pictures, before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, get_args
+
+from fluxtrain.cli import arguments as reference_environment
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_command,
+    add_field_help,
+    described,
+    load_config,
+    path,
+    whole_number,
+)
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.data import Layout
+from fluxtrain.contract.run.overrides import parse_overrides
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.pictures.folder import FILE, is_contact_sheet
+from fluxtrain.errors import (
+    EXIT_ERROR,
+    EXIT_OK,
+    EXIT_USAGE,
+    UNSET,
+    ConfigError,
+    FluxtrainError,
+    StorageError,
+    redacted,
+)
+from fluxtrain.runtime.progress import binary
+
+if TYPE_CHECKING:
+    from fluxtrain.data.pictures.inspection import ContactSheet, Inspection, Look
+    from fluxtrain.picture_cache.check import PictureCheck
+
+_DATA_CHECK_DOC = """\
+``fluxtrain data check SOURCE``: what a training would make of its pictures, before it starts."""
+
+
+_SIZE = 1024
+
+
+def add_data(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = commands.add_parser("data", allow_abbrev=False, help="look at pictures to train on")
+    inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
+    text = "check all pictures, captions and masks of a run, and draw a contact sheet"
+    check = add_command(
+        inner, "check", check_data, help=text, description=described(_DATA_CHECK_DOC)
+    )
+    add_field_help(check)
+    check.epilog = (
+        "exit code: 0 a run would train on them; 1 it would fail, or with --strict leave some out; "
+        "2 the command or FILE is wrong. Every field of spec.run can be set, such as --data.masks=alpha"
+    )
+    text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
+    check.add_argument("source", nargs="?", metavar="SOURCE", help=text)
+    text = "the FluxTraining whose pictures are checked, instead of SOURCE"
+    check.add_argument("-f", "--file", type=path, metavar="FILE", help=text)
+    text = "root of relative paths (default: the current folder; with -f as of fluxtrain run)"
+    check.add_argument("--data", type=path, help=text)
+    text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
+    check.add_argument("--image-size", type=whole_number, help=text)
+    text = f"PNG to write (default: {FILE}); only a contact sheet is replaced"
+    check.add_argument("--contact-sheet", type=path, default=Path(FILE), help=text)
+    check.add_argument("--all", action="store_true", help="name all files, not only the first ones")
+    check.add_argument("--strict", action="store_true", help="exit with 1 if a file is left out")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    add_pack(inner)
+
+
+def check_data(arguments: argparse.Namespace) -> int:
+    """Print what is used, changed and left out; return 0 if a run would train on the pictures."""
+    _require_one(arguments)
+    _require_replaceable(arguments.contact_sheet)
+    config: RunConfig | None = None
+    try:
+        config = _config(arguments)
+        found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
+        _print_notes(config, _root(arguments))
+        _require_some(found)
+    except FluxtrainError as error:
+        if arguments.json:
+            print(json.dumps({"error": str(error)}, indent=2))
+        print(f"fluxtrain: error: {error}", file=sys.stderr)
+        return EXIT_USAGE if config is None else EXIT_ERROR
+
+    sheet = _draw(arguments.contact_sheet, found)
+    if arguments.json:
+        values = as_json(config, found, arguments.contact_sheet) | {"not_drawn": sheet.lacking}
+        print(json.dumps(values, indent=2))
+    else:
+        last = _sheet_lines(arguments.contact_sheet, sheet, len(found.inspection.looks))
+        print("\n".join([*as_text(config, found, names_all=arguments.all), *last]))
+    return EXIT_ERROR if arguments.strict and found.inspection.skipped else EXIT_OK
+
+
+def _require_one(arguments: argparse.Namespace) -> None:
+    if (arguments.source is None) == (arguments.file is None):
+        raise ConfigError("SOURCE", UNSET, "give either SOURCE or -f FILE")
+    size = arguments.image_size
+    if size is None:
+        return
+    if arguments.file is not None:
+        raise ConfigError("--image-size", size, "must be left out with -f: the file has it")
+    if not 16 <= size <= 32_768 or size % 16:
+        raise ConfigError("--image-size", size, "must be a multiple of 16 from 16 to 32768")
+
+
+def _require_replaceable(file: Path) -> None:
+    """Raise ConfigError if ``file`` exists and is no contact sheet."""
+    try:
+        if not file.exists() or is_contact_sheet(file):
+            return
+    except OSError as error:
+        text = f"cannot be read ({error.strerror}); remove it or name another"
+        raise ConfigError("--contact-sheet", str(file), text) from None
+    text = "exists and is no contact sheet of fluxtrain; remove it or name another"
+    raise ConfigError("--contact-sheet", str(file), text)
+
+
+def _require_no_picture(file: Path, config: RunConfig, root: Path) -> None:
+    """Raise ConfigError if the contact sheet ``file`` would be a picture of the run."""
+    from fluxtrain.data.pictures.subset import subsets
+
+    folders = list[Path]()
+    with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+        for subset in subsets(config.data, root):
+            folders += filter(None, (subset.folder, subset.masks))
+    place = file.resolve()
+    for folder in folders:
+        if place.name != FILE and place.is_relative_to(folder.resolve()):
+            text = f"is in {folder} and would be one of its pictures; put it elsewhere, or call it {FILE}"
+            raise ConfigError("--contact-sheet", str(file), text)
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    """Return the config of the file, or of a LoRA of SOURCE, with any seed."""
+    from fluxtrain.state.random_seed import with_any_seed
+
+    if arguments.file is not None:
+        _, config = load_config(arguments.file, arguments.overrides, quiet=True)
+    else:
+        overrides = parse_overrides(arguments.overrides)
+        run = run_of_source(arguments.source, _root(arguments), arguments.image_size)
+        config = resolve(merge(run, overrides))
+    if config.data.images is None:
+        raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
+    _require_no_picture(arguments.contact_sheet, config, _root(arguments))
+    return with_any_seed(config)
+
+
+def run_of_source(source: str, data_root: Path, image_size: int | None = None) -> dict[str, Any]:
+    """Return the run of a LoRA on ``source`` with pictures of ``image_size``.
+
+    The default are the sizes that ``source`` asks for, if it is a data set config, else 1024.
+    """
+    from fluxtrain.data.pictures.kohya_config import is_dataset_config, own_sizes
+
+    path, size = data_root / source, image_size or _SIZE
+    sizes: dict[str, Any] = {"image_size": size}
+    if image_size is None and is_dataset_config(path) and path.is_file():
+        with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+            sizes |= own_sizes(path)
+    return {"preset": "dev-lora", "data": {"images": source, **sizes}}
+
+
+def _print_notes(config: RunConfig, data_root: Path) -> None:
+    from fluxtrain.data.pictures.subset import notes
+
+    for note in notes(config.data, data_root, config.schedule.global_batch_size):
+        print(f"fluxtrain: {note}", file=sys.stderr)
+
+
+def _root(arguments: argparse.Namespace) -> Path:
+    if arguments.data is not None:
+        return Path(arguments.data)
+    if arguments.source is not None:
+        return Path()
+    return Path(reference_environment.root("data", os.environ).value)
+
+
+def _check(config: RunConfig, root: Path, is_shown: bool) -> PictureCheck:
+    from tqdm import tqdm
+
+    from fluxtrain.picture_cache.check import check_run, run_pictures
+
+    with TemporaryDirectory() as output:
+        paths = RunPaths(Path(output), root, root)
+        with (
+            run_pictures(config, paths, is_shown) as (pictures, left_out),
+            tqdm(total=len(pictures), unit="picture", disable=not is_shown) as bar,
+        ):
+            return check_run(config, pictures, left_out, bar.update)
+
+
+def _require_some(found: PictureCheck) -> None:
+    from fluxtrain.picture_cache.work import nothing_left
+
+    if not found.inspection.used:
+        raise nothing_left(found.inspection.skipped)
+
+
+def _draw(file: Path, found: PictureCheck) -> ContactSheet:
+    """Write the contact sheet."""
+    from fluxtrain.data.pictures.inspection import save_contact_sheet
+
+    try:
+        return save_contact_sheet(file, found.inspection)
+    except OSError as error:
+        text = f"--contact-sheet {file}: cannot be written ({error.strerror})"
+        raise StorageError(text) from None
+
+
+def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str]:
+    """Yield the lines that tell of the contact sheet."""
+    from fluxtrain.data.pictures.inspection import SUGGESTED, named
+
+    of = (
+        "" if sheet.pictures == pictures else f", the first {sheet.pictures} of {pictures} pictures"
+    )
+    yield f"contact sheet: {file}{of}"
+    if sheet.lacking:
+        text = f"no font here has {named(sheet.lacking)}, which are not drawn"
+        yield f"contact sheet: {text}; install one such as {SUGGESTED}"
+
+
+_DATA_PACK_DOC = """\
+``fluxtrain data pack SOURCE OUTPUT``: write pictures with their captions as WebDataset shards."""
+
+
+def add_pack(commands: Commands) -> None:
+    """Add the command's parser to ``fluxtrain data``."""
+    text = "write pictures and captions of any source as WebDataset shards"
+    parser = add_command(
+        commands, "pack", pack_data, help=text, description=described(_DATA_PACK_DOC)
+    )
+    add_field_help(parser)
+    text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
+    parser.add_argument("source", metavar="SOURCE", help=text)
+    parser.add_argument("output", type=path, metavar="OUTPUT", help="folder to make")
+    text = "most pictures of a shard (default: 1000); it also ends after 1 GiB"
+    parser.add_argument("--shard-size", type=whole_number, default=1000, help=text)
+    text = "root of relative paths of SOURCE (default: the current folder)"
+    parser.add_argument("--data", type=path, default=Path(), help=text)
+
+
+def pack_data(arguments: argparse.Namespace) -> int:
+    """Write the shards and print what they hold."""
+    if not 1 <= arguments.shard_size <= 1_000_000:
+        raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
+    from tqdm import tqdm
+
+    from fluxtrain.picture_cache.check import run_pictures
+    from fluxtrain.picture_cache.pack import pack, require_packable
+
+    run = run_of_source(arguments.source, arguments.data)
+    config = resolve(merge(run, parse_overrides(arguments.overrides)))
+    shown = sys.stderr.isatty()
+    with TemporaryDirectory() as output:
+        paths = RunPaths(Path(output), arguments.data, arguments.data)
+        with (
+            run_pictures(config, paths, shown) as (pictures, left_out),
+            tqdm(total=len(pictures), unit="picture", disable=not shown) as bar,
+        ):
+            require_packable(pictures, arguments.source)
+            packed = pack(pictures, arguments.output, arguments.shard_size, bar.update)
+    left_out |= packed.left_out
+    for name, reason in left_out.items():
+        print(f"left out {name}: {reason}", file=sys.stderr)
+    print(f"{arguments.output}: {packed.pictures} pictures in {packed.shards} shards")
+    if repeats := {picture.repeats for picture in pictures} - {1}:
+        print(f"each is used {max(repeats)} times in an epoch: set spec.run.data.repeats")
+    return EXIT_OK
+
+
+# What ``fluxtrain data check`` found, as text and as JSON.
+
+
+_MAX_NAMED, _MAX_BUCKETS = 5, 20
+
+
+def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator[str]:
+    """Yield the lines of the report; of each kind the first files are named, or all."""
+    found = check.inspection
+    kinds = ", ".join(f"{count} {suffix[1:]}" for suffix, count in found.kinds().most_common())
+    source = redacted(str(config.data.images))
+    yield f"{source}: {_counted(len(found.used), 'picture')} can be used ({kinds})"
+    yield from _folders(found)
+    yield _sizes(found, config)
+    yield from _training(config, check)
+    if config.data.buckets is not None:
+        yield from _buckets(config, check, names_all)
+    most = len(found.looks) + len(found.skipped) if names_all else _MAX_NAMED
+    yield from _captions(found, config.data.text_length, most)
+    yield from _files(found, most)
+
+
+def as_json(config: RunConfig, check: PictureCheck, sheet: Path) -> dict[str, Any]:
+    """Return the report as values of JSON; all files are named."""
+    found = check.inspection
+    return {
+        "error": None,
+        "images": redacted(str(config.data.images)),
+        "used": len(found.used),
+        "formats": {suffix[1:]: count for suffix, count in found.kinds().items()},
+        "folders": _by_folder(found),
+        "with_mask": sum(look.picture.mask_path is not None for look in found.used),
+        "held_out": check.held_out,
+        "samples": sum(check.samples.values()),
+        "global_batch_size": config.schedule.global_batch_size,
+        "steps_per_epoch": check.steps_per_epoch,
+        "steps": check.steps,
+        "latents": check.latents,
+        "captions": check.captions,
+        "cache_bytes": check.cache_bytes,
+        "sizes": [
+            {"width": width, "height": height, "samples": count}
+            for (width, height), count in check.samples.items()
+        ],
+        "without_caption": [look.name for look in found.without_caption],
+        "long_captions": [look.name for look in found.long_captions(config.data.text_length)],
+        "several_texts": {look.name: look.texts for look in found.several_texts},
+        "enlarged": [_brief(look) | {"times": look.scale} for look in found.enlarged],
+        "much_cropped": [_brief(look) | {"seen": look.seen} for look in found.much_cropped],
+        "equal": [[look.name for look in group] for group in found.equal],
+        "skipped": found.skipped,
+        "contact_sheet": str(sheet),
+    }
+
+
+def _brief(look: Look) -> dict[str, Any]:
+    return {"name": look.name, "width": look.width, "height": look.height}
+
+
+def _by_folder(found: Inspection) -> dict[str, int]:
+    """Return the samples of each folder of a data set config; empty if there is none."""
+    counts = Counter[str]()
+    for look in found.used:
+        picture = look.picture
+        counts[picture.label.removesuffix(picture.file.name)] += picture.repeats * len(look.sizes)
+    counts.pop("", None)
+    return dict(counts)
+
+
+def _folders(found: Inspection) -> Iterator[str]:
+    for folder, samples in _by_folder(found).items():
+        yield f"  {folder}: {_counted(samples, 'sample')} in an epoch"
+
+
+def _sizes(found: Inspection, config: RunConfig) -> str:
+    areas = sorted(found.used, key=lambda look: look.width * look.height)
+    ends = " to ".join(f"{look.width} x {look.height}" for look in (areas[0], areas[-1]))
+    side = config.data.image_size
+    trained = f"{side} x {side}" if config.data.buckets is None else "the sizes below"
+    masks = sum(look.picture.mask_path is not None for look in found.used)
+    return f"sizes: {ends} pixels; trained at {trained}" + f"; {masks} have masks" * bool(masks)
+
+
+def _training(config: RunConfig, check: PictureCheck) -> Iterator[str]:
+    schedule, samples = config.schedule, sum(check.samples.values())
+    epochs = schedule.epochs or check.steps / check.steps_per_epoch
+    yield (
+        f"an epoch: {_counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
+        f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
+    )
+    if check.held_out:
+        yield f"held out for the evaluation: {_counted(check.held_out, 'picture')}, at eight timesteps each"
+    yield (
+        f"to encode: {check.latents} latents and {check.captions} captions, the empty one too; "
+        f"{binary(check.cache_bytes)}"
+    )
+
+
+def _buckets(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator[str]:
+    """Yield a line for each size, the most samples first; a size with less than a batch says so."""
+    batch = config.schedule.global_batch_size
+    most = len(check.samples) if names_all else _MAX_BUCKETS
+    small = sum(count < batch for count in check.samples.values())
+    yield (
+        f"{_counted(len(check.samples), 'bucket')}"
+        + (f", {small} with fewer samples than a batch of {batch}" if small else "")
+        + ":"
+    )
+    for (width, height), count in check.samples.most_common(most):
+        batches, rest = divmod(count, batch)
+        parts = [_counted(batches, "batch", "batches")] if batches else []
+        parts += [f"one of {rest}"] if rest else []
+        yield f"  {width} x {height}: {_counted(count, 'sample')}, {' and '.join(parts)}"
+    if len(check.samples) > most:
+        yield f"  … and {len(check.samples) - most} more (--all names them)"
+
+
+def _captions(found: Inspection, length: int, most: int) -> Iterator[str]:
+    title = "without a caption (data.class_tokens, else the empty prompt)"
+    yield from _named(title, (look.name for look in found.without_caption), most)
+    title = f"with captions of more words than the {length} tokens that T5 reads (data.text_length)"
+    yield from _named(title, (look.name for look in found.long_captions(length)), most)
+    lines = (f"{look.name}: {', '.join(look.texts)}" for look in found.several_texts)
+    yield from _named("with several text files, of which one is used", lines, most)
+
+
+def _files(found: Inspection, most: int) -> Iterator[str]:
+    lines = (f"{_text(look)}, {look.scale:.1f} times" for look in found.enlarged)
+    yield from _named("enlarged", lines, most)
+    lines = (f"{_text(look)}, {look.seen:.0%} is seen" for look in found.much_cropped)
+    yield from _named("cropped to less than 60 %", lines, most)
+    lines = (" = ".join(look.name for look in group) for group in found.equal)
+    yield from _named("equal to the byte", lines, most, unit="group")
+    lines = (f"{name}: {reason}" for name, reason in found.skipped.items())
+    yield from _named("that cannot be used", lines, most, unit="file")
+
+
+def _text(look: Look) -> str:
+    return f"{look.name}: {look.width} x {look.height}"
+
+
+def _named(title: str, lines: Iterable[str], most: int, unit: str = "picture") -> Iterator[str]:
+    listed = list(lines)
+    if not listed:
+        return
+    yield f"{_counted(len(listed), unit)} {title}:"
+    yield from (f"  {line}" for line in listed[:most])
+    if len(listed) > most:
+        yield f"  … and {len(listed) - most} more (--all names them)"
+
+
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+_CONVERT_DOC = """\
+``fluxtrain convert SOURCE TARGET --to LAYOUT``: convert encoded samples to another layout."""
+
+
+def add_convert(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "convert encoded samples to another layout"
+    parser = add_command(
+        commands, "convert", convert_data, help=text, description=described(_CONVERT_DOC)
+    )
+    parser.epilog = (
+        "Only the layout shards keeps captions; arrow, parquet and webdataset drop them."
+    )
+    layouts = get_args(Layout)
+    parser.add_argument("source", type=path, metavar="SOURCE", help="folder of encoded samples")
+    text = "folder to write; must not exist"
+    parser.add_argument("target", type=path, metavar="TARGET", help=text)
+    text = "layout of SOURCE (default: detected)"
+    parser.add_argument("--from", dest="layout", choices=layouts, help=text)
+    parser.add_argument("--to", required=True, choices=layouts, help="layout of TARGET (required)")
+    text = "samples per file (default: 1024)"
+    parser.add_argument("--shard-size", type=whole_number, default=1024, help=text)
+
+
+def convert_data(arguments: argparse.Namespace) -> int:
+    """Convert, verify and print the number of samples."""
+    if not 1 <= arguments.shard_size <= 1_000_000:
+        raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
+    from tqdm import tqdm
+
+    from fluxtrain.data.formats.convert import convert
+
+    with tqdm(unit="sample", desc="write and compare", disable=not sys.stderr.isatty()) as bar:
+        count = convert(
+            arguments.source,
+            arguments.target,
+            arguments.to,
+            arguments.layout,
+            arguments.shard_size,
+            lambda done: (bar.update(done), None)[1],
+        )
+    print(f"{arguments.target}: {count:,} samples as {arguments.to}, each compared after writing")
+    return EXIT_OK

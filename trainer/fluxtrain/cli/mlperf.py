@@ -1,0 +1,378 @@
+"""``fluxtrain mlperf campaign FILE``: print or apply the runs of a result; ``status`` reports on them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from fluxtrain.cli.arguments import Commands, described, path, whole_number
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from fluxtrain.mlperf.chain_verify import Head, Verdict
+    from fluxtrain.mlperf.compliance import ToolResult
+    from fluxtrain.mlperf.evidence import FailedRun
+
+_MLPERF_CAMPAIGN_DOC = """\
+``fluxtrain mlperf campaign FILE``: print or apply the runs of a result; ``status`` reports on them."""
+
+
+_STATUS = Path("status")
+
+
+def add_campaign(subcommands: Commands) -> None:
+    """Add the command's parser to ``fluxtrain mlperf``."""
+    text = "ten runs from one file, and how far they are"
+    parser = subcommands.add_parser(
+        "campaign", help=text, description=described(_MLPERF_CAMPAIGN_DOC)
+    )
+    text = "a FluxTraining, as YAML; or the word status"
+    parser.add_argument("file", type=path, metavar="FILE|status", help=text)
+    text = "with status: logs, output folders of runs, or folders of these"
+    parser.add_argument("paths", type=path, nargs="*", metavar="PATH", help=text)
+    text = "runs (default: 10); of more, the consecutive ten with the median score are the result"
+    parser.add_argument("--runs", type=whole_number, default=10, help=text)
+    text = "runs that train at a time (default: 1: each starts after the one before)"
+    parser.add_argument("--parallel", type=whole_number, default=1, help=text)
+    text = "apply the FluxTrainings with kubectl instead of printing them"
+    parser.add_argument("--apply", action="store_true", help=text)
+    text = "with status: the FluxTrainings with these labels, such as campaign=NAME (needs kubectl)"
+    parser.add_argument("--selector", help=text)
+    parser.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
+    add_ruleset(parser)
+    parser.set_defaults(action=run_campaign)
+
+
+def run_campaign(arguments: argparse.Namespace) -> int:
+    """Print or apply the campaign's jobs, or print its status; return 0."""
+    if arguments.file == _STATUS:
+        return _status(arguments)
+    if arguments.paths or arguments.selector is not None:
+        raise ConfigError(
+            "arguments", str(arguments.file), "give one FILE, or the word status first"
+        )
+    from fluxtrain.contract.resource.document import load_job, parse_yaml, read_text
+    from fluxtrain.mlperf.campaign import LABEL, campaign_jobs
+
+    load_job(arguments.file)
+    file = parse_yaml(read_text(arguments.file), str(arguments.file))
+    jobs = campaign_jobs(file, arguments.runs, arguments.parallel)
+    if not arguments.apply:
+        yaml.safe_dump_all(jobs, sys.stdout, sort_keys=False)
+        return EXIT_OK
+    from fluxtrain.mlperf.jobs import kubectl
+
+    manifest = json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs})
+    print(kubectl(arguments.namespace, "apply", "--filename=-", stdin=manifest), end="")
+    label = f"{LABEL}={file['metadata']['name']}"
+    namespace = arguments.namespace or file["metadata"].get("namespace")
+    option = f" --namespace {namespace}" if namespace else ""
+    print(f"fluxtrain mlperf campaign status --selector {label}{option}")
+    return EXIT_OK
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from fluxtrain.mlperf.campaign import report, runs_in, runs_of_jobs
+    from fluxtrain.mlperf.compliance import require_ruleset
+
+    require_ruleset(arguments.ruleset)
+    if bool(arguments.paths) == (arguments.selector is not None):
+        raise ConfigError("PATH ...", len(arguments.paths), "give either paths or --selector")
+    if arguments.selector is None:
+        print(report(runs_in(arguments.paths), arguments.ruleset))
+        return EXIT_OK
+    with tempfile.TemporaryDirectory() as folder:
+        runs = runs_of_jobs(arguments.selector, arguments.namespace, Path(folder))
+        print(report(runs, arguments.ruleset))
+    return EXIT_OK
+
+
+_MLPERF_CHECK_DOC = """\
+``fluxtrain mlperf check LOG``: MLCommons' compliance checker, explained, and the rules beyond it."""
+
+
+def add_mlperf(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "check an MLPerf log or create a submission"
+    parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
+    subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
+    text = "run MLCommons' compliance checker on a log"
+    check = subcommands.add_parser("check", help=text, description=described(_MLPERF_CHECK_DOC))
+    check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
+    add_ruleset(check)
+    check.set_defaults(action=check_log)
+    add_review(subcommands)
+    add_verify(subcommands)
+    add_campaign(subcommands)
+    add_package(subcommands)
+
+
+def check_log(arguments: argparse.Namespace) -> int:
+    """Print both results; return 0 only if the checker reports SUCCESS and no rule finds anything."""
+    from fluxtrain.mlperf import check, render
+    from fluxtrain.mlperf.compliance import counted
+    from fluxtrain.mlperf.review import review as rules
+
+    result = check(arguments.log, arguments.ruleset)
+    print(render(result))
+    ((run,),) = (each.runs for each in rules.read_results([arguments.log]))
+    findings = list(rules.rule_findings(run))
+    if findings:
+        print(f"review: {counted(len(findings), 'finding')}")
+        print(rules.render(findings))
+    return EXIT_OK if result.success and not findings else EXIT_ERROR
+
+
+_MLPERF_PACKAGE_DOC = """\
+``fluxtrain mlperf package RUN ...``: create an MLCommons submission from ten finished runs."""
+
+
+def add_package(subcommands: Commands) -> None:
+    """Add the command's parser to ``fluxtrain mlperf``."""
+    text = "create and check a submission from ten runs"
+    package = subcommands.add_parser(
+        "package", help=text, description=described(_MLPERF_PACKAGE_DOC)
+    )
+    package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
+    text = "a run that failed before its end, and why; its log stays in the record"
+    package.add_argument("--failed", action="append", default=[], metavar="RUN=REASON", help=text)
+    text = "use the FluxTrainings with these labels instead (needs kubectl), such as app=x"
+    package.add_argument("--selector", help=text)
+    package.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
+    text = "system description (default: system.yaml); created as a template if missing"
+    default = Path("system.yaml")
+    package.add_argument("--system", type=path, default=default, metavar="FILE", help=text)
+    text = "a field of the system description, instead of the file's"
+    package.add_argument("--answer", action="append", default=[], metavar="FIELD=TEXT", help=text)
+    text = "folder to write (default: submission)"
+    package.add_argument("--output", type=path, default=Path("submission"), help=text)
+    text = "the image that ran, by its digest; needed for closed runs in containers"
+    package.add_argument("--image", metavar="NAME@sha256:DIGEST", help=text)
+    text = "package in spite of a rule's findings, for this reason, which the package shows"
+    package.add_argument("--waive", action="append", default=[], metavar="RULE=REASON", help=text)
+    text = "why a field of the job, or a section of fields, is not the reference's; the package shows it"
+    package.add_argument("--reason", action="append", default=[], metavar="FIELD=REASON", help=text)
+    add_ruleset(package)
+    package.set_defaults(action=make_package)
+
+
+def add_ruleset(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ruleset``."""
+    parser.add_argument("--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)")
+
+
+def make_package(arguments: argparse.Namespace) -> int:
+    """Write the package and print the result of each tool; return 0 only if all of them pass."""
+    from fluxtrain.mlperf.compliance import require_ruleset
+
+    require_ruleset(arguments.ruleset)
+    if bool(arguments.runs) == (arguments.selector is not None):
+        raise ConfigError(
+            "RUN ...", len(arguments.runs), "give either output folders or --selector"
+        )
+    from fluxtrain.mlperf.evidence import parse_failed
+
+    failed = parse_failed(arguments.failed)
+    if arguments.selector is None:
+        return _package(arguments, arguments.runs, failed)
+    from fluxtrain.mlperf.campaign import collect
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = collect(arguments.selector, arguments.namespace, Path(folder))
+        return _package(arguments, found.folders, [*found.failed, *failed])
+
+
+def _package(
+    arguments: argparse.Namespace, folders: Sequence[Path], failed: Sequence[FailedRun]
+) -> int:
+    from fluxtrain.mlperf import compliance, evidence, implementation, rcp
+    from fluxtrain.mlperf import package as submission
+    from fluxtrain.mlperf import package as system
+    from fluxtrain.mlperf.compliance import sanitize
+    from fluxtrain.mlperf.review import review
+    from fluxtrain.mlperf.review.result_rules import median_window
+
+    waivers = review.parse(arguments.waive)
+    reasons = implementation.parse_reasons(arguments.reason)
+    all_runs = runs = [evidence.read_finished_run(folder) for folder in folders]
+    if len(runs) > rcp.NUM_RUNS:
+        runs = median_window(runs)
+        print(
+            f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
+        )
+    for lost in failed:
+        print(f"failed, which stays in the record: {sanitize(f'{lost.name}: {lost.reason}')}")
+    result = evidence.Result("", runs, ruleset=arguments.ruleset, failed=failed)
+    submission.require_one_result(all_runs, result, waivers)
+    differences = implementation.run_deviations(runs[0], reasons)
+    given = arguments.image
+    if given is None:
+        given = implementation.fetched_image(runs)
+    image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
+    known = submission.known_fields(runs)
+    answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
+    if arguments.system.exists():
+        answers = {**system.read_answers(arguments.system), **answers}
+    elif not system.is_complete({**known, **answers}):
+        _write(arguments.system, system.template(known))
+        text = "created as a template: replace its nulls"
+        raise ConfigError("--system", str(arguments.system), text)
+    description = system.describe(known, answers)
+    others = [run for run in all_runs if all(run is not each for each in runs)]
+    statements = implementation.Statements(waivers, reasons, image, others, failed)
+    organisation, name = submission.write_package(runs, description, arguments.output, statements)
+    print(f"package: {organisation}")
+    closed = runs[0].closed
+    checked = []
+    for tool in compliance.check_package(organisation, name, arguments.ruleset, closed):
+        print(f"  {tool.tool:<20} {'passed' if tool.passed else 'FAILED'}", flush=True)
+        for message in () if tool.passed else tool.messages:
+            print(f"    {message}")
+        checked.append(tool)
+    scaling = 1.0
+    if closed:
+        size = runs[0].number("global_batch_size") or 0
+        samples = [run.samples for run in runs]
+        compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
+        print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
+        scaling = compared.scaling_factor
+    minutes = rcp.score([run.minutes for run in runs], scaling)
+    each = ", ".join(f"{run.minutes:.2f}" for run in runs)
+    print(f"score: {minutes:.2f} minutes, without the fastest and the slowest of {each}")
+    print(f"deviations from the reference: {implementation.summary(differences)}")
+    reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
+    return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
+    """Print what the rules find in the packaged ``result``; return whether all of it is waived."""
+    from fluxtrain.mlperf.compliance import counted
+    from fluxtrain.mlperf.review import review
+
+    (packaged,) = review.read_results([result], ruleset)
+    found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
+    findings, waived = review.split(found, [packaged])
+    verdict = "FAILED" if findings else "passed"
+    print(f"review: {verdict}, {counted(len(findings), 'finding')}, {len(waived)} waived")
+    if findings:
+        print(review.render(findings))
+    return not findings
+
+
+_MLPERF_REVIEW_DOC = """\
+``fluxtrain mlperf review PATH ...``: the rules of the benchmark that MLCommons' tools do not check."""
+
+
+def add_review(subcommands: Commands) -> None:
+    """Add the command's parser to ``fluxtrain mlperf``."""
+    text = "review logs, runs or a package by the rules' text"
+    review = subcommands.add_parser("review", help=text, description=described(_MLPERF_REVIEW_DOC))
+    text = "log, output folder of a run, or folder of a package; several runs are one result"
+    review.add_argument("paths", type=path, nargs="+", metavar="PATH", help=text)
+    add_ruleset(review)
+    review.set_defaults(action=review_results)
+
+
+def review_results(arguments: argparse.Namespace) -> int:
+    """Print the findings; return 0 only if there are none."""
+    from fluxtrain.mlperf.compliance import counted, require_ruleset
+    from fluxtrain.mlperf.review.review import RULES, read_results, render, review, split
+
+    require_ruleset(arguments.ruleset)
+    results = read_results(arguments.paths, arguments.ruleset)
+    findings, waived = split(review(results), results)
+    logs = counted(sum(len(result.runs) for result in results), "log")
+    if findings:
+        print(f"FAILED: {counted(len(findings), 'finding')} in {logs}")
+        print(render(findings))
+    else:
+        print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {arguments.ruleset}")
+    if waived:
+        print(f"waived by the submitter: {counted(len(waived), 'finding')}")
+        print(render(waived))
+    return EXIT_ERROR if findings else EXIT_OK
+
+
+_MLPERF_VERIFY_DOC = """\
+``fluxtrain mlperf verify RUN|LOG``: whether a log is what the run wrote, by the chain beside it."""
+
+
+def add_verify(subcommands: Commands) -> None:
+    """Add the command's parser to ``fluxtrain mlperf``."""
+    text = "verify a log by its chain of hashes"
+    verify = subcommands.add_parser("verify", help=text, description=described(_MLPERF_VERIFY_DOC))
+    text = "output folder of a run, or its log with the chain beside it"
+    verify.add_argument("run", type=path, metavar="RUN|LOG", help=text)
+    text = "the job with its status, which has the heads that the operator saw; YAML or JSON"
+    verify.add_argument("--status", type=path, metavar="JOB", help=text)
+    text = "read all blocks of the checkpoints too, which takes minutes"
+    verify.add_argument("--checkpoints", action="store_true", help=text)
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.set_defaults(action=verify_chain)
+
+
+def verify_chain(arguments: argparse.Namespace) -> int:
+    """Print a line for each finding; return 0 without one, 1 with one."""
+    from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
+    from fluxtrain.mlperf.chain_verify import verify
+    from fluxtrain.mlperf.evidence import read_bytes, read_object
+
+    is_folder = arguments.run.is_dir()
+    log = arguments.run / MLPERF_FILE if is_folder else arguments.run
+    folder = log.parent
+    chain, config = folder / CHAIN_FILE, folder / CONFIG_FILE
+    content = read_bytes(log)
+    if not chain.exists():
+        raise ConfigError("RUN|LOG", str(folder), f"has no {CHAIN_FILE}")
+    values = read_object(config) if is_folder else None
+    if is_folder and values is None:
+        raise ConfigError("RUN|LOG", str(folder), f"has no {CONFIG_FILE}")
+    verdict = verify(
+        content,
+        read_bytes(chain),
+        None if arguments.status is None else _heads(arguments.status),
+        None if values is None else (CONFIG_FILE, values),
+        folder if is_folder else None,
+        arguments.checkpoints,
+    )
+    print(json.dumps(asdict(verdict), indent=1) if arguments.json else _text(verdict))
+    return EXIT_OK if verdict.holds else EXIT_ERROR
+
+
+def _heads(file: Path) -> list[Head]:
+    from fluxtrain.contract.resource.document import parse_yaml, read_text
+    from fluxtrain.mlperf.chain_verify import read_heads
+
+    job = parse_yaml(read_text(file), str(file))
+    if not isinstance(job, dict):
+        raise ConfigError("--status", UNSET, f"{file} is no FluxTraining")
+    return read_heads(job)
+
+
+def _text(verdict: Verdict) -> str:
+    lines = [f"found: {text}" for text in verdict.findings]
+    lines += [f"note: {text}" for text in verdict.notes]
+    result = verdict.result
+    shown = ", ".join(
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in result.items()
+        if value is not None
+    )
+    lines += [f"result by the chain: {shown or 'none yet'}"]
+    word = "VERIFIED" if verdict.holds else "FAILED"
+    return "\n".join([*lines, f"{word}: {verdict.records} records, head {verdict.head}"])

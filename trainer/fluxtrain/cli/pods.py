@@ -1,0 +1,144 @@
+"""``fluxtrain agent``: train on one node of a cluster; the command of the operator's pods."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.contract.process import (
+    LOST_SECONDS,
+    METRICS_PORT,
+    RENDEZVOUS_PORT,
+    TERMINATION_LOG,
+    read_places,
+)
+from fluxtrain.errors import EXIT_OK
+
+
+def add_agent(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(commands, "agent", run_agent, help="train on one node of a cluster")
+    parser.add_argument("--termination-log", type=path, default=Path(TERMINATION_LOG))
+
+
+def run_agent(arguments: argparse.Namespace) -> int:
+    """Train on this node; torchrun's ``PET_*`` variables name the rendezvous."""
+    from fluxtrain.launch.agent import main
+
+    return main(arguments.termination_log)
+
+
+# ``fluxtrain rendezvous``: form the generations of a job's agents; the command of the rendezvous
+# pod.
+
+
+_MAX_LOST_SECONDS = 3600
+_MAX_PORT = 65535
+_MAX_NUMBER = 2**31 - 1
+
+
+def add_rendezvous(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "serve the rendezvous of a job's agents"
+    parser = add_command(commands, "rendezvous", run_rendezvous, help=text)
+    parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
+    parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
+    parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
+    parser.add_argument(
+        "--ended",
+        type=_ended,
+        default=(0, 0),
+        metavar="ATTEMPT:GENERATION",
+        help="restart the processes of this generation and those before it",
+    )
+    parser.add_argument(
+        "--places",
+        type=_places,
+        default={},
+        metavar="DIGEST,DIGEST;...",
+        help="order ranks by the places of their nodes, such as racks: digests of the nodes' names by place",
+    )
+    parser.add_argument("--key", type=path, required=True, help="file with the key of the job")
+    parser.add_argument(
+        "--lost-seconds",
+        type=_seconds,
+        default=LOST_SECONDS,
+        help=f"without heartbeat and step until an agent is lost (default: {LOST_SECONDS:g})",
+    )
+
+
+def run_rendezvous(arguments: argparse.Namespace) -> int:
+    """Serve the rendezvous until SIGTERM or SIGINT."""
+    from fluxtrain.rendezvous.membership import Limits
+    from fluxtrain.rendezvous.service import run
+
+    minimum, wanted = arguments.nodes
+    limits = Limits(minimum, wanted, lost_seconds=arguments.lost_seconds)
+    ports = arguments.port, arguments.members_port
+    run(*ports, limits, arguments.key, arguments.ended, arguments.places)
+    return EXIT_OK
+
+
+def _nodes(text: str) -> tuple[int, int]:
+    minimum, _, maximum = text.partition(":")
+    if not (minimum.isdecimal() and maximum.isdecimal() and 1 <= int(minimum) <= int(maximum)):
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be MIN:MAX, such as 4:8")
+    return int(minimum), int(maximum)
+
+
+def _ended(text: str) -> tuple[int, int]:
+    """Return attempt and generation; an operator that does not restart in place leaves them out."""
+    attempt, _, generation = text.partition(":")
+    numbers = [int(part) for part in (attempt, generation) if part.isdecimal()]
+    if not text:
+        return 0, 0
+    if len(numbers) != 2 or max(numbers) > _MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be ATTEMPT:GENERATION, such as 1:3")
+    return numbers[0], numbers[1]
+
+
+def _places(text: str) -> dict[str, int]:
+    try:
+        return read_places(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= _MAX_PORT):
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; must be from 0, any free one, to {_MAX_PORT}"
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= _MAX_LOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"got {text!r}; must be from 1 to {_MAX_LOST_SECONDS}")
+    return seconds
+
+
+# ``fluxtrain stacks``: make the ranks of this container print their stacks into its log.
+#
+# ``kubectl fluxtrain stacks NAME`` runs it in the pods of a job and shows the stacks.
+
+
+def add_stacks(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "make the ranks of this container print their stacks into its log"
+    add_command(commands, "stacks", show_stacks, help=text)
+
+
+def show_stacks(arguments: argparse.Namespace) -> int:
+    """Print one line for each rank that was asked, as JSON."""
+    from fluxtrain.launch.stacks import ask_ranks
+
+    for process in ask_ranks():
+        print(process.to_json(), flush=True)
+    return EXIT_OK

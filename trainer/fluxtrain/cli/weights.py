@@ -1,0 +1,282 @@
+"""``fluxtrain export``: write a run's weights in a published layout, and verify them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_adapters,
+    add_command,
+    add_output,
+    add_paths,
+    path,
+    strength,
+    strength_of,
+    whole_number,
+)
+from fluxtrain.errors import EXIT_OK, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from fluxtrain.adapter.file import AdapterFile
+    from fluxtrain.adapter.updates import Adapter
+
+
+def add_export(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "write a run's weights in a published layout"
+    long = "Write the weights of a run, a checkpoint or a published model in a published layout."
+    parser = add_command(commands, "export", export, help=text, description=long)
+    text = "run, checkpoint, weights file or diffusers folder"
+    parser.add_argument("source", type=path, metavar="SOURCE", help=text)
+    text = "bfl (one file, default) or diffusers (a folder)"
+    parser.add_argument("--to", default="bfl", help=text)
+    add_adapters(parser)
+    add_paths(parser, ("models",))
+    add_target(parser)
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that writes weights."""
+    add_output(parser, "file or folder to write (required)")
+    text = "bfloat16 (default), float16 or float32"
+    parser.add_argument("--dtype", default="bfloat16", help=text)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write and verify the weights, and print their number and size."""
+    from tqdm import tqdm
+
+    from fluxtrain.adapter.merge import MergedWeights, left_out
+    from fluxtrain.adapter.opening import open_adapter, open_model
+    from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
+
+    if arguments.to not in LAYOUTS:
+        raise ConfigError("--to", arguments.to, f"must be one of {', '.join(LAYOUTS)}")
+    if arguments.dtype not in DTYPES:
+        raise ConfigError("--dtype", arguments.dtype, f"must be one of {', '.join(DTYPES)}")
+    strength = strength_of(arguments)
+    weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
+    if arguments.adapter:
+        added = [(open_adapter(each), strength) for each in arguments.adapter]
+        weights = MergedWeights(weights, added)
+    if text := left_out(weights):
+        print(text)
+    with tqdm(desc=str(arguments.output), unit="B", unit_scale=True, mininterval=1) as bar:
+        written = write_weights(
+            weights, arguments.output, arguments.to, dtype, report_bytes=bar.update
+        )
+    num = written // dtype.itemsize
+    print(f"{arguments.output}: {num:,} parameters, {written:,} bytes, read again and compared")
+    return EXIT_OK
+
+
+# ``fluxtrain import``: convert published weights to the single file that a run starts from.
+
+
+def add_import(commands: Commands) -> None:
+    """Add the command's parser; the action is that of ``fluxtrain export``."""
+    text = "convert published weights for training"
+    long = "Convert published weights to the single file that spec.run.initial_weights names."
+    parser = add_command(commands, "import", export, help=text, description=long)
+    text = "BFL's file or a diffusers folder"
+    parser.add_argument("source", type=path, metavar="SOURCE", help=text)
+    parser.set_defaults(to="bfl", adapter=[], strength=None, models=Path())
+    add_target(parser)
+
+
+# ``fluxtrain adapter convert|merge|extract|info|resize``: what is done with LoRA files beside
+# training.
+
+
+_SOURCE = "LoRA file of any layout, or a run or checkpoint with adapters"
+
+
+def add(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "convert, merge, extract, describe or resize LoRA files"
+    parser = commands.add_parser("adapter", allow_abbrev=False, help=text)
+    inner = parser.add_subparsers(dest="adapter_command", required=True, metavar="COMMAND")
+    convert = add_command(inner, "convert", _convert, help="write a LoRA in another layout or type")
+    convert.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
+    _add_file(convert)
+    merge = add_command(inner, "merge", _merge, help="add LoRAs to a model's weights")
+    text = "weights file, diffusers folder, run or checkpoint"
+    merge.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
+    merge.add_argument("sources", type=path, nargs="+", metavar="SOURCE", help=_SOURCE)
+    merge.add_argument("--strength", type=strength, default=1.0, help="factor (default: 1)")
+    merge.add_argument("--to", default="bfl", help="bfl (one file, default) or diffusers")
+    add_target(merge)
+    extract = add_command(inner, "extract", _extract, help="make a LoRA of two models' difference")
+    extract.add_argument("base", type=path, metavar="BASE", help=text)
+    extract.add_argument("tuned", type=path, metavar="TUNED", help="the same model, trained")
+    _add_rank(extract)
+    _add_file(extract)
+    info = add_command(inner, "info", _info, help="print what a LoRA file holds")
+    info.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
+    resize = add_command(inner, "resize", _resize, help="write the closest LoRA of another rank")
+    resize.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
+    _add_rank(resize)
+    _add_file(resize)
+
+
+def _add_rank(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rank", type=whole_number, required=True, help="largest rank (required)")
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    text = "kohya (default), diffusers, ai-toolkit or bfl"
+    parser.add_argument("--to", default="kohya", help=text)
+    text = "bfloat16, float16 or float32 (default: the source's; bfloat16 of a run or of models)"
+    parser.add_argument("--dtype", help=text)
+    text = "file to write, *.safetensors (required)"
+    parser.add_argument("--output", type=path, required=True, help=text)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    """Write SOURCE in the layout of ``--to``."""
+    _check_target(arguments)
+    file = _open(arguments.source)
+    _print_ignored(file)
+    return _write(arguments, file.adapter, file)
+
+
+def _resize(arguments: argparse.Namespace) -> int:
+    """Write SOURCE with at most ``--rank``."""
+    from fluxtrain.adapter.updates import is_dora
+
+    _check_target(arguments)
+    file = _open(arguments.source)
+    _print_ignored(file)
+    if is_dora(file.adapter):
+        text = "its magnitudes (DoRA) belong to updates of their own rank; merge it, and extract a LoRA"
+        raise DataError(f"{file.path}: {text}")
+    adapter: Adapter = {}
+    squares = rest = 0.0
+    for layer, update in file.adapter.items():
+        adapter[layer] = update.resized(arguments.rank)
+        before = update.delta()
+        squares += before.square().sum().item()
+        rest += (before - adapter[layer].delta()).square().sum().item()
+    print(
+        f"rank {arguments.rank} keeps {1 - rest / max(squares, 1e-30):.2%} of the squared updates"
+    )
+    _print_smaller(adapter, arguments.rank)
+    return _write(arguments, adapter, file)
+
+
+def _extract(arguments: argparse.Namespace) -> int:
+    """Write the difference of two models as a LoRA."""
+    from tqdm import tqdm
+
+    from fluxtrain.adapter.merge import extract
+    from fluxtrain.weights import open_weights
+
+    _check_target(arguments)
+    base, tuned = open_weights(arguments.base), open_weights(arguments.tuned)
+    with tqdm(total=len(base.shapes), desc="extract", unit="tensor", mininterval=1) as bar:
+        found = extract(base, tuned, arguments.rank, bar.update)
+    print(f"rank {arguments.rank} keeps {found.kept:.2%} of the squared differences")
+    if found.left_out:
+        is_one = found.left_out == 1
+        text, them = ("tensor differs", "it") if is_one else ("tensors differ", "them")
+        print(f"{found.left_out} other {text} too; a LoRA of the blocks cannot hold {them}")
+    return _write(arguments, found.adapter, None, base.model.guidance_embed)
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    """Write a model's weights plus adapters, and verify what was written."""
+    from tqdm import tqdm
+
+    from fluxtrain.adapter.merge import MergedWeights, left_out
+    from fluxtrain.weights import LAYOUTS, open_weights, write_weights
+    from fluxtrain.weights.writer import DTYPES
+
+    _require("--to", arguments.to, LAYOUTS)
+    _require("--dtype", arguments.dtype, DTYPES)
+    files = [_open(source) for source in arguments.sources]
+    for file in files:
+        _print_ignored(file)
+    added = [(file, arguments.strength) for file in files]
+    weights = MergedWeights(open_weights(arguments.weights), added)
+    if text := left_out(weights):
+        print(text)
+    dtype, output = DTYPES[arguments.dtype], arguments.output
+    with tqdm(desc=str(output), unit="B", unit_scale=True, mininterval=1) as bar:
+        written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.update)
+    print(f"{output}: {written // dtype.itemsize:,} parameters, {written:,} bytes")
+    return EXIT_OK
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    """Print layers, ranks, scales, size and metadata."""
+    from fluxtrain.adapter.file import describe
+
+    for name, value in describe(_open(arguments.source)):
+        print(f"{name + ':':<14} {value}")
+    return EXIT_OK
+
+
+def _open(source: Path) -> AdapterFile:
+    from fluxtrain.adapter.opening import open_adapter
+
+    return open_adapter(source)
+
+
+def _write(
+    arguments: argparse.Namespace,
+    adapter: Adapter,
+    source: AdapterFile | None,
+    is_dev: bool | None = None,
+) -> int:
+    from fluxtrain.adapter.file import DTYPES, kept, write_adapter
+
+    is_file = source is not None and source.path.is_file()
+    own = {dtype: name for name, dtype in DTYPES.items()}
+    name = arguments.dtype or (own.get(source.dtype) if source and is_file else None) or "bfloat16"
+    given = kept(source.metadata) if source else {}
+    if source and adapter is not source.adapter:
+        given = {key: value for key, value in given.items() if "ss_network_" not in key}
+    size = write_adapter(arguments.output, adapter, arguments.to, DTYPES[name], given, is_dev)
+    print(f"{arguments.output}: {len(adapter)} layers, {arguments.to}, {name}, {size:,} bytes")
+    return EXIT_OK
+
+
+def _check_target(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError, before anything is read, for a target that cannot be written."""
+    from fluxtrain.adapter.file import DTYPES, LAYOUTS
+
+    _require("--to", arguments.to, LAYOUTS)
+    if arguments.dtype is not None:
+        _require("--dtype", arguments.dtype, DTYPES)
+    if "rank" in arguments and not 1 <= arguments.rank <= 1024:
+        raise ConfigError("--rank", arguments.rank, "must be between 1 and 1024")
+    output = arguments.output
+    if output.suffix != ".safetensors":
+        raise ConfigError("--output", str(output), "must end in .safetensors")
+    if output.exists():
+        raise ConfigError("--output", str(output), "exists already; remove it or name another")
+
+
+def _require(option: str, value: str, allowed: object) -> None:
+    names = list(allowed)  # type: ignore[call-overload]
+    if value not in names:
+        raise ConfigError(option, value, f"must be one of {', '.join(names)}")
+
+
+def _print_smaller(adapter: Adapter, rank: int) -> None:
+    """Print how many layers of ``adapter`` have less than ``rank``, as there is nothing to add to them."""
+    from fluxtrain.adapter.updates import low_rank
+
+    ranks = [update.rank for update in low_rank(adapter).values() if update.rank < rank]
+    if ranks:
+        kept = ", ".join(map(str, sorted(set(ranks))))
+        count = f"{len(ranks)} of {len(adapter)} layers"
+        print(f"{count} keep their smaller rank ({kept}): a larger one only adds zeros")
+
+
+def _print_ignored(file: AdapterFile) -> None:
+    if file.left_out:
+        print(f"{file.path}: {file.left_out} are left out")

@@ -1,0 +1,1 @@
+"""What files hold samples: tar, Arrow, Parquet, WebDataset and MLCommons' forms."""

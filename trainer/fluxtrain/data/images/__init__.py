@@ -1,1 +1,0 @@
-"""Image data sets: WebDataset tars or Arrow streams of images and captions."""

@@ -1,1 +1,0 @@
-"""WebDataset tars of images and captions: indexed, read at random, written."""

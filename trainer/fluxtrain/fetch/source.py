@@ -1,0 +1,355 @@
+"""What is at a URL, at one version: listed on one rank, fetched by every node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event, Lock
+from typing import IO, Any, TypeVar
+
+from fluxtrain.contract.run.data import DownloadConfig
+from fluxtrain.errors import ConfigError, redacted
+from fluxtrain.fetch.http import CannotResumeError, DownloadError, HttpClient, RetryableError
+from fluxtrain.fetch.stores import (
+    ChangedError,
+    ChosenFiles,
+    HttpStore,
+    LocalStore,
+    RefusedError,
+    RemoteFile,
+    Store,
+    expanded,
+    folder_of,
+    has_braces,
+    name_fault,
+    open_bucket,
+    open_hub,
+)
+
+MAX_FILES = 1_000_000
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+_POLL_SECONDS = 0.2
+_KEY_DIGITS = 32
+Advance = Callable[[int], object]
+Use = Callable[[RemoteFile, Callable[[], object]], object]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a URL."""
+
+    field: str
+    """Path of the field that names it, such as spec.run.data.images."""
+    url: str
+    """As it was given."""
+    pinned: str
+    """With the commit, on the Hub."""
+    files: tuple[RemoteFile, ...]
+
+    @property
+    def local_folder(self) -> Path | None:
+        """Return the folder of the files if they are on a volume of this node."""
+        if "://" in self.url:
+            return None
+        if has_braces(self.url):
+            return Path(folder_of(self.url))
+        path = Path(self.url)
+        return path.parent if path.is_file() else path
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def key(self) -> str:
+        """Return a name of the files at these versions."""
+        content = [self.url, *((file.name, file.size, file.version) for file in self.files)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:_KEY_DIGITS]
+
+    def __str__(self) -> str:
+        """Return the URL without credentials."""
+        return redacted(self.url)
+
+
+def list_source(
+    field: str, url: str, wanted: Callable[[str], bool], patience: Patience, pinned: str = ""
+) -> Source:
+    """Return the files of ``url`` whose names are ``wanted``; ``pinned`` is the URL at the commit to use.
+
+    Raises ConfigError if there are none, or access is denied, DownloadError if the store cannot be reached.
+    """
+
+    def files() -> tuple[str, list[RemoteFile]]:
+        store, opened = open_store(pinned or url)
+        return opened, store.files()
+
+    try:
+        opened, listed = patience.tried(files)
+    except RefusedError as error:
+        raise ConfigError(field, url, str(error)) from None
+    except ExhaustedError as error:
+        raise DownloadError(f"{field}: {redacted(url)}: {error}") from None
+    kept = [file for file in listed if wanted(file.name)]
+    if len(kept) > MAX_FILES:
+        raise ConfigError(field, url, f"holds more than {MAX_FILES:,} files")
+    for file in kept:
+        if fault := name_fault(file.name):
+            raise ConfigError(field, url, f"a file {file.name[:100]!r}: {fault}")
+    if not listed:
+        raise ConfigError(field, url, "there is nothing of this name, or it is empty")
+    if not kept:
+        text = (
+            f"holds nothing that is read, only {len(listed)} other files, such as {listed[0].name}"
+        )
+        if any(file.name.lower().endswith(_COMPRESSED) for file in listed):
+            text += "; compressed shards are not read: unpack them to .tar"
+        raise ConfigError(field, url, text)
+    return Source(field, url, opened, tuple(kept))
+
+
+def open_store(url: str) -> tuple[Store, str]:
+    """Return the store of ``url``, or of a path, and the URL at the version that it has now."""
+    scheme, is_remote, _ = url.partition("://")
+    if scheme in ("http", "https"):
+        return HttpStore(tuple(expanded(url)), HttpClient()), url
+    names = expanded(url) if has_braces(url) or not is_remote else []
+    folder = folder_of(url) if has_braces(url) else url
+    if not is_remote and Path(url).is_file():
+        folder = str(Path(url).parent)
+    store, opened = _open_folder(scheme if is_remote else "", folder)
+    below = [name.removeprefix(f"{folder}/") for name in names if name != folder]
+    if not below:
+        return store, opened
+    return ChosenFiles(store, tuple(below)), opened + url.removeprefix(folder)
+
+
+def _open_folder(scheme: str, url: str) -> tuple[Store, str]:
+    path = url.partition("://")[2]
+    if scheme == "s3":
+        return open_bucket(path), url
+    if scheme == "hf":
+        hub = open_hub(path)
+        return hub, f"hf://{hub.root}"
+    return LocalStore(Path(url)), url
+
+
+def fetch_source(
+    source: Source,
+    folder: Path,
+    connections: int,
+    patience: Patience,
+    advance: Advance,
+    use: Use = lambda file, check: None,
+) -> None:
+    """Fetch all files of ``source`` into ``folder``, several at the same time.
+
+    ``use`` is called for each when it is there, in the thread that fetched it, with what it must call often.
+
+    Raises ConfigError, naming the file, if one is refused or has changed, DownloadError if one cannot be
+    fetched, and what ``patience.check`` raises.
+    """
+    try:
+        store, _ = patience.tried(lambda: open_store(source.pinned))
+        _fetch_all(store, source, folder, connections, patience, advance, use)
+    except (ChangedError, RefusedError) as error:
+        raise ConfigError(source.field, source.url, str(error)) from None
+    except ExhaustedError as error:
+        raise DownloadError(
+            f"{source.field}: {source}: {error}; the same command resumes"
+        ) from None
+
+
+class _StoppedError(Exception):
+    """Ends a thread; another has failed."""
+
+
+def _fetch_all(
+    store: Store,
+    source: Source,
+    folder: Path,
+    connections: int,
+    patience: Patience,
+    advance: Advance,
+    use: Use,
+) -> None:
+    stop, lock, remaining = Event(), Lock(), iter(source.files)
+
+    def check() -> None:
+        if stop.is_set():
+            raise _StoppedError
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                file = next(remaining, None)
+            if file is None:
+                return
+            _fetch_one(store, file, folder, replace(patience, check=check), advance)
+            use(file, check)
+
+    with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
+        pending = {pool.submit(work) for _ in range(min(connections, len(source.files)))}
+        try:
+            while pending:
+                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                patience.check()
+        finally:
+            stop.set()
+
+
+def _fetch_one(
+    store: Store, file: RemoteFile, folder: Path, patience: Patience, advance: Advance
+) -> None:
+    try:
+        fetch(store, file, folder, patience, advance)
+    except (ChangedError, RefusedError) as error:
+        raise type(error)(f"{file.name}: {error}") from None
+
+
+def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> Patience:
+    """Return the patience that ``config`` asks for."""
+    return Patience(attempts=config.attempts, check=check)
+
+
+# Fetches one file: it grows as ``NAME.partial``, resumes, and gets its name when it is whole.
+
+
+PARTIAL = ".partial"
+_MIN_GAIN_BYTES = 1 << 20
+"""A failed attempt that added this much resets the count of attempts: large files take many."""
+_READ_BYTES = 1 << 20
+Result = TypeVar("Result")
+
+
+class ExhaustedError(Exception):
+    """All attempts have failed; the message is of the last."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a store is tried; times in seconds."""
+
+    attempts: int = 5
+    backoff: float = 1.0
+    """Seconds before the second attempt; doubled before each later one."""
+    timeout: float = 60.0
+    min_rate: float = 1024.0
+    """Bytes per second over ``timeout`` seconds, below which an attempt is given up."""
+    check: Callable[[], object] = lambda: None
+    """Called at each block and while waiting; what it raises ends the fetch."""
+
+    def wait(self, attempt: int) -> None:
+        """Wait after the failed attempt number ``attempt``, counted from 1."""
+        end = time.monotonic() + min(60.0, self.backoff * 2 ** (attempt - 1))
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(0.2, left))
+
+    def tried(self, action: Callable[[], Result]) -> Result:
+        """Return what ``action`` does, tried again after a RetryableError; ExhaustedError in the end."""
+        for attempt in range(1, self.attempts + 1):
+            try:
+                return action()
+            except RetryableError as error:
+                message = str(error)
+            if attempt < self.attempts:
+                self.wait(attempt)
+        raise ExhaustedError(f"{message}; tried {self.attempts} times")
+
+
+def fetch(
+    store: Store,
+    file: RemoteFile,
+    folder: Path,
+    patience: Patience,
+    advance: Callable[[int], object],
+) -> None:
+    """Fetch ``file`` into ``folder`` unless it is there; ``advance`` gets the number of bytes received.
+
+    A partial file of an earlier process is continued: the caller names folders by the version of their files.
+    Raises RefusedError, ChangedError or ExhaustedError.
+    """
+    target = folder / file.name
+    if target.is_file() and file.size == target.stat().st_size:
+        advance(file.size)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}{PARTIAL}")
+    attempt = largest = received = 0
+
+    def count(size: int) -> None:
+        nonlocal received
+        received += size
+        advance(size)
+
+    while True:
+        try:
+            with partial.open("a+b") as opened:
+                _continue(store, file, opened, patience, count)
+            break
+        except RetryableError as error:
+            message, size = str(error), partial.stat().st_size
+            count(-received)
+            if isinstance(error, CannotResumeError):
+                partial.unlink()
+            attempt = 1 if size - largest >= _MIN_GAIN_BYTES else attempt + 1
+            largest = max(largest, size)
+        if attempt >= patience.attempts:
+            raise ExhaustedError(f"{file.name}: {message}; tried {attempt} times")
+        patience.wait(attempt)
+    os.utime(partial, ns=(0, 0))  # equal on all nodes: pictures are known by it
+    partial.replace(target)
+
+
+def _continue(
+    store: Store,
+    file: RemoteFile,
+    opened: IO[bytes],
+    patience: Patience,
+    advance: Callable[[int], object],
+) -> None:
+    """Append the missing bytes to ``opened``, and compare size and hash."""
+    size = opened.seek(0, os.SEEK_END)
+    if size > file.size:
+        raise CannotResumeError("the partial file is larger than the whole")
+    advance(size)
+    if size < file.size:
+        with store.open(file, size) as stream:
+            if stream.start != size:
+                opened.truncate(0)
+                advance(-size)
+                size = 0
+            for block in stream.blocks(patience.timeout, patience.min_rate):
+                patience.check()
+                size += len(block)
+                if size > file.size:
+                    raise CannotResumeError(f"more than {file.size} bytes were sent")
+                opened.write(block)
+                advance(len(block))
+        if size != file.size:
+            raise RetryableError(f"truncated: {size} of {file.size} bytes")
+    opened.flush()
+    os.fsync(opened.fileno())
+    if file.digest and (found := _digest(opened, size, file.digest)) != file.digest:
+        raise CannotResumeError(f"its hash is {found}, not {file.digest}")
+
+
+def _digest(opened: IO[bytes], size: int, expected: str) -> str:
+    """Return the hash of all of ``opened``, of the kind of ``expected``."""
+    kind = expected.partition(":")[0]
+    hasher: Any = hashlib.sha256() if kind == "sha256" else hashlib.sha1(usedforsecurity=False)
+    if kind == "git":  # the hash of a blob covers a header
+        hasher.update(b"blob %d\0" % size)
+    opened.seek(0)
+    while block := opened.read(_READ_BYTES):
+        hasher.update(block)
+    return f"{kind}:{hasher.hexdigest()}"

@@ -1,0 +1,425 @@
+"""Conversions that several trainers' tables share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import get_args
+
+from fluxtrain.contract.run.adapter import LayerName
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.imports.table import Convert, NoCounterpartError, Reading, Values
+from fluxtrain.model.cost import BUFFERS
+from fluxtrain.model.layers import BLOCKS, linear_layers
+
+NO_CLIPPING = 1e12
+"""``optim.max_grad_norm`` that clips nothing."""
+NUM_BLOCKS = ModelConfig().depth + ModelConfig().depth_single_blocks
+"""Blocks of FLUX.1."""
+EPOCHS = (
+    "epochs are counted in steps here: give --epoch-samples, the images times their repeats, or "
+)
+"""Why an option in epochs is not written; a field follows."""
+
+
+def preset(name: str, adapter: bool) -> Values:
+    """Return the preset of the model ``name``, a file or a repository: schnell if it says so, else dev."""
+    is_schnell = "schnell" in name.lower()
+    if adapter:
+        return {"preset": "schnell-lora" if is_schnell else "dev-lora"}
+    if not is_schnell:
+        return {"preset": "dev-finetune"}
+    return {"preset": "dev-finetune", "model.guidance_embed": False, "data.text_length": 256}
+
+
+def encoder(field: str, tokenizer: str) -> Convert:
+    """Return the conversion of the path of a text encoder; FLUX.1's repository has the ``tokenizer``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        path = reading.text(name)
+        if not path.endswith(".safetensors"):
+            return {field: path}
+        return {field: path, f"{field}_tokenizer": tokenizer}
+
+    return convert
+
+
+def batch(per_process: str, accumulation: str) -> Convert:
+    """Return the conversion of the samples ``per_process``; another option has the batches of a step."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        samples = reading.positive(per_process)
+        batches = reading.positive(accumulation) if reading.has(accumulation) else 1
+        return {
+            "schedule.global_batch_size": samples * batches * reading.processes,
+            "parallel.micro_batch_size": samples,
+        }
+
+    return convert
+
+
+def steps_of(
+    epochs: float, reading: Reading, per_process: str, accumulation: str, held_out: float = 0.0
+) -> int | None:
+    """Return the optimizer steps of ``epochs``; None if the samples of an epoch are unknown.
+
+    ``held_out`` is the part of the pictures that is not trained. As these trainers count: an epoch's batches
+    are divided among processes, each part rounded up.
+    """
+    if reading.epoch_samples is None:
+        return None
+    samples = max(1, math.ceil(reading.epoch_samples * (1 - held_out)))
+    batches = math.ceil(samples / reading.positive(per_process))
+    accumulated = reading.positive(accumulation) if reading.has(accumulation) else 1
+    return math.ceil(epochs * math.ceil(batches / reading.processes / accumulated))
+
+
+def no_clipping_at_zero(reading: Reading, name: str) -> Values:
+    """Return the clipping of gradients; 0 stands for none."""
+    norm = reading.number(name)
+    if norm == 0:
+        reading.notes[name] = "0 clips nothing"
+    return {"optim.max_grad_norm": norm or NO_CLIPPING}
+
+
+def file_name(reading: Reading, name: str) -> Values:
+    """Return the name of the adapter's files, with '-' for what it may not have."""
+    text = reading.text(name)
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64]
+    if not clean:
+        raise reading.wrong(name, "must have a letter or a digit")
+    if clean != text:
+        reading.notes[name] = "'-' stands for characters that names of files do not have here"
+    return {"adapter_file.name": clean}
+
+
+def compute_dtype(reading: Reading, name: str) -> Values:
+    """Return the data type of forward and backward passes; float16 has no counterpart."""
+    known = {"bf16": "bfloat16", "bfloat16": "bfloat16", "no": "float32", "float32": "float32"}
+    known |= {"fp32": "float32", "float": "float32"}
+    why = "float16 would need a loss scale; here bfloat16, or float32 with precision.compute"
+    return {"precision.compute": reading.among(name, known, why)}
+
+
+def bfloat16_weights(optimizer: str | None) -> Values:
+    """Return the data type of trained weights in bfloat16; ``optimizer`` is the name of ours, if any."""
+    if optimizer == "schedule_free_adamw":
+        raise NoCounterpartError("weights of schedule_free_adamw are float32 here")
+    return {"precision.weights": "bfloat16"}
+
+
+def file_dtype(reading: Reading, name: str) -> Values:
+    """Return the data type of the adapter's files."""
+    known = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16"}
+    known |= {"float": "float32", "fp32": "float32", "float32": "float32"}
+    why = "the data types of files are bfloat16, float16 and float32"
+    return {"adapter_file.dtype": reading.among(name, known, why)}
+
+
+def swapped_blocks(count: int) -> Values:
+    """Return the offloaded blocks of which ``count`` are not on the GPU: two have buffers there."""
+    return {"parallel.offload_blocks": min(count + BUFFERS, NUM_BLOCKS)} if count else {}
+
+
+def square(reading: Reading, name: str, side: object, step: int = 16) -> Values:
+    """Return the size of images for ``side``, pixels; raise ConfigError unless it fits FLUX.1."""
+    if isinstance(side, str):
+        side = int(side) if side.strip().isdecimal() and len(side) < 10 else None
+    if isinstance(side, bool) or not isinstance(side, int) or side <= 0:
+        raise reading.wrong(name, "must be a number of pixels")
+    if side % step:
+        nearest = max(side // step, 1) * step
+        raise reading.wrong(
+            name, f"a side of images must be a multiple of {step}, such as {nearest}"
+        )
+    return {"data.image_size": side}
+
+
+def recomputation(reading: Reading, name: str) -> Values:
+    """Return the fraction of blocks that recompute their activations: all or none."""
+    return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
+
+
+def two_numbers(reading: Reading, name: str) -> tuple[float, float]:
+    """Return the value of ``name``, a list or a text such as "0.9,0.999", as two numbers."""
+    value = reading.value(name)
+    parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+    try:
+        numbers = [float(part) for part in parts] if isinstance(parts, list) else []
+    except (TypeError, ValueError):
+        numbers = []
+    if len(numbers) != 2:
+        raise reading.wrong(name, "must be two numbers, such as 0.9,0.999")
+    return numbers[0], numbers[1]
+
+
+def of_images(folders: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of the images, which one of the options ``folders`` names."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        value = read(reading, name)
+        if not any(map(reading.has, folders.split())):
+            raise NoCounterpartError(f"{path} needs data.images")
+        return {path: value}
+
+    return convert
+
+
+# Conversions of options that change pictures and captions while they are read to ``data.variants``.
+
+
+CROPS, CAPTIONS = 4, 8
+"""Copies that are encoded where the other trainer changes a picture or a caption whenever it is read."""
+NOTE = "copies are encoded beforehand: data.variants says how many"
+SHUFFLED = ("data.variants.shuffle_caption", "data.variants.captions")
+DROPPED = ("data.variants.tag_dropout", "data.variants.captions")
+
+
+_IMAGES = ("train_data_dir", "dataset_config", "datasets.folder_path", "datasets.dataset_path")
+"""The options of all trainers that become ``data.images``."""
+
+
+def _require_images(reading: Reading) -> None:
+    if not any(map(reading.has, _IMAGES)):
+        raise NoCounterpartError("data.variants needs data.images")
+
+
+def flip(reading: Reading, name: str) -> Values:
+    """Return mirrored copies."""
+    return _if_on(reading, name, {"data.variants.flip": True})
+
+
+def crops(reading: Reading, name: str) -> Values:
+    """Return several crops."""
+    return _if_on(reading, name, {"data.variants.crops": CROPS})
+
+
+def alpha_masks(reading: Reading, name: str) -> Values:
+    """Return masks of the loss that are made of the pictures' opacity."""
+    return _if_on(reading, name, {"data.masks": "alpha"})
+
+
+def prior_weight(reading: Reading, name: str) -> Values:
+    """Return the weight of regularisation images."""
+    value = reading.number(name)
+    if value == 1:
+        return {}
+    _require_images(reading)
+    return {"data.prior_loss_weight": value}
+
+
+def shuffle(reading: Reading, name: str) -> Values:
+    """Return several captions with shuffled tags."""
+    return _if_on(reading, name, dict(zip(SHUFFLED, (True, CAPTIONS), strict=True)))
+
+
+def dropout(reading: Reading, name: str) -> Values:
+    """Return several captions without some tags."""
+    rate = reading.number(name)
+    if rate == 0:
+        return {}
+    _require_images(reading)
+    return dict(zip(DROPPED, (rate, CAPTIONS), strict=True))
+
+
+def setting(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of a setting of images to the field at ``path``, unless it asks for nothing."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        value = read(reading, name)
+        if not value:
+            return {}
+        _require_images(reading)
+        return {path: value}
+
+    return convert
+
+
+def _if_on(reading: Reading, name: str, values: Values) -> Values:
+    if not reading.flag(name):
+        return {}
+    _require_images(reading)
+    return values
+
+
+# Optimizers of other trainers: which of ours is the same, and the settings that they have by
+# default.
+
+
+_ADAMW: Values = {
+    "optim.weight_decay": 0.01,
+    "optim.beta1": 0.9,
+    "optim.beta2": 0.999,
+    "optim.epsilon": 1e-8,
+}
+_LION: Values = {"optim.weight_decay": 0.0, "optim.beta1": 0.9, "optim.beta2": 0.99}
+_UNDECAYED: Values = {**_ADAMW, "optim.weight_decay": 0.0}
+DEFAULTS: Mapping[str, Values] = {
+    "adamw": _ADAMW,
+    "adamw_8bit": _ADAMW,
+    "lion": _LION,
+    "prodigy": _UNDECAYED,
+    "adafactor": {"optim.weight_decay": 0.0},
+    "schedule_free_adamw": _UNDECAYED,
+}
+"""Settings that the optimizers' packages have, by our names."""
+OPTIMIZER_FIELDS = ("optim.name", *_ADAMW)
+"""The fields that the choice of an optimizer sets."""
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    """The optimizers of one trainer."""
+
+    option: str
+    """The option that names one."""
+    known: Mapping[str, str]
+    """Ours by the trainer's names, in small letters."""
+    over: Values = field(default_factory=dict)
+    """Settings that the trainer has instead of the packages'."""
+    refuse: Callable[[Reading, str], str] = lambda reading, name: ""
+    """Returns why ours, by its name, is not the same beside other options; empty: it is."""
+
+    def ours(self, reading: Reading) -> str | None:
+        """Return the name of our optimizer; None if there is no counterpart."""
+        name = self.known.get(reading.word(self.option))
+        return None if name is None or self.refuse(reading, name) else name
+
+    def convert(self, reading: Reading, option: str) -> Values:
+        """Return the optimizer with its settings."""
+        word = reading.word(option)
+        name = self.known.get(word)
+        why = self.refuse(reading, name) if name else "has no counterpart"
+        if name is None or why:
+            raise NoCounterpartError(f"{why}; here adamw, with the preset's learning rate")
+        if word.replace("_", "") != name.replace("_", ""):
+            states = "of 8 bits" if name == "adamw_8bit" else "float32"
+            reading.notes[option] = f"the same update; its states are {states} here"
+        defaults = DEFAULTS[name]
+        over = {path: value for path, value in self.over.items() if path in defaults}
+        return {"optim.name": name, **defaults, **over}
+
+    def setting(
+        self, path: str, *only: str, read: Callable[[Reading, str], object] = Reading.number
+    ) -> Convert:
+        """Return the conversion of a setting of the optimizer in use, of the optimizers ``only`` if any."""
+
+        def convert(reading: Reading, option: str) -> Values:
+            self._require(reading, option, only)
+            return {path: read(reading, option)}
+
+        return convert
+
+    def betas(self, reading: Reading, option: str) -> Values:
+        """Return the decay rates, two numbers."""
+        self._require(reading, option, ("adamw", "lion", "prodigy", "schedule_free_adamw"))
+        first, second = two_numbers(reading, option)
+        return {"optim.beta1": first, "optim.beta2": second}
+
+    def _require(self, reading: Reading, option: str, only: tuple[str, ...]) -> None:
+        """Raise NoCounterpartError unless the optimizer in use is here, and one of ``only`` if any."""
+        name = self.ours(reading)
+        if name is None:
+            raise NoCounterpartError(f"is a setting of {reading.text(self.option)}")
+        if only and name.removesuffix("_8bit") not in only:
+            raise NoCounterpartError(f"{reading.text(self.option)} has no such setting here")
+
+
+def ema(flag: str) -> Convert:
+    """Return the conversion of the decay of an average of the weights, which ``flag`` switches on."""
+
+    def convert(reading: Reading, option: str) -> Values:
+        decay = reading.number(option)
+        if reading.is_on(flag):
+            return {"optim.ema_decay": decay}
+        reading.notes[option] = f"only with {flag}"
+        return {}
+
+    return convert
+
+
+# Which blocks and layers other trainers select by parts of diffusers' names, as fields of
+# ``adapter``.
+
+
+SELECTION_FIELDS = ("adapter.double_blocks", "adapter.single_blocks", "adapter.layers")
+_ROOT = "transformer."
+
+
+def selection(wanted: Sequence[str], unwanted: Sequence[str] = ()) -> Values:
+    """Return the fields that select the layers whose names have a part that is ``wanted`` and none unwanted.
+
+    Without ``wanted`` parts all are wanted. Raises NoCounterpartError for what the fields cannot say.
+    """
+    chosen: dict[str, dict[int, frozenset[str]]] = {blocks: {} for blocks in BLOCKS}
+    for name, (_, parts) in linear_layers(ModelConfig()).items():
+        blocks, number, layer = name.split(".", 2)
+        hits = [_is_chosen(_ROOT + part, wanted, unwanted) for part, _ in parts]
+        if len(set(hits)) > 1:
+            text = (
+                f"{name} is one layer here, of which they select {sum(hits)} of {len(hits)} parts"
+            )
+            raise NoCounterpartError(text)
+        if hits[0]:
+            before = chosen[blocks].get(int(number), frozenset())
+            chosen[blocks][int(number)] = before | {layer}
+    layers = set[str]()
+    for found in chosen.values():
+        if len(set(found.values())) > 1:
+            raise NoCounterpartError("adapter.layers are the same in all selected blocks")
+        layers.update(*found.values())
+    if not layers:
+        raise NoCounterpartError("no layer of FLUX.1's blocks has such a name")
+    names: Sequence[str] = get_args(LayerName)
+    return {
+        "adapter.double_blocks": _blocks(chosen["double_blocks"], ModelConfig().depth),
+        "adapter.single_blocks": _blocks(
+            chosen["single_blocks"], ModelConfig().depth_single_blocks
+        ),
+        "adapter.layers": []
+        if layers == set(names)
+        else [name for name in names if name in layers],
+    }
+
+
+def _is_chosen(name: str, wanted: Sequence[str], unwanted: Sequence[str]) -> bool:
+    is_wanted = not wanted or any(part in name for part in wanted)
+    return is_wanted and not any(part in name for part in unwanted)
+
+
+def _blocks(numbers: Iterable[int], count: int) -> str:
+    """Return ``numbers`` as fields have them: all, none, or numbers and ranges."""
+    ordered = sorted(numbers)
+    if len(ordered) in (0, count):
+        return "all" if ordered else "none"
+    ranges = list[str]()
+    for _, group in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        ranges.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(ranges)
+
+
+# Lines of a file of prompts, kohya's syntax, for prompts of other trainers with sizes and seeds.
+
+
+PROMPT_NOTE = "is in the lines of sampling.prompt_file"
+
+
+def line(reading: Reading, name: str, text: str, options: Mapping[str, object]) -> str:
+    """Return the line of the prompt ``text``, of the option ``name``, with ``options`` by their letters.
+
+    Raises ConfigError for a text that a line cannot begin with.
+    """
+    prompt = " ".join(text.split())
+    if not prompt or prompt.startswith(("#", "--")) or " --" in prompt:
+        raise reading.wrong(name, "must begin with text, without # and --, for --prompt-file")
+    return " ".join([prompt, *(f"--{name} {value}" for name, value in options.items())])
+
+
+def written(reading: Reading, lines: Sequence[str]) -> Values:
+    """Return the field that names the file, whose ``lines`` are kept in ``reading``."""
+    reading.prompts += lines
+    return {"sampling.prompt_file": reading.prompt_file}

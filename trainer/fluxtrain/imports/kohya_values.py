@@ -1,0 +1,595 @@
+"""Conversions of options of kohya's sd-scripts that depend on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fluxtrain.contract.run.config import value_at
+from fluxtrain.imports import common
+from fluxtrain.imports.common import Optimizers
+from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
+
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+SPLIT = "validation_split"
+_NAMES = dict.fromkeys(("adamw", "pagedadamw", "pagedadamw32bit"), "adamw")
+_NAMES |= dict.fromkeys(("adamw8bit", "pagedadamw8bit"), "adamw_8bit")
+_NAMES |= dict.fromkeys(("lion", "lion8bit", "pagedlion8bit"), "lion")
+_NAMES |= {"prodigy": "prodigy", "adafactor": "adafactor"}
+_NAMES |= {"adamwschedulefree": "schedule_free_adamw"}
+_FLAGS = {"use_8bit_adam": "AdamW8bit", "use_lion_optimizer": "Lion"}
+"""Older options that choose an optimizer."""
+SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant"}
+SCHEDULES |= {"cosine": "cosine", "cosine_with_min_lr": "cosine", "linear": "linear"}
+SCHEDULES |= {name: name for name in ("cosine_with_restarts", "polynomial")}
+_POLYNOMIAL_END = 1e-7
+"""Last learning rate of transformers' polynomial schedule."""
+
+
+def _other_settings(reading: Reading, name: str) -> str:
+    """Return why the optimizer ``name`` of ours is not the same beside its optimizer_args; empty: it is."""
+    args = "optimizer_args."
+    if name == "adafactor":
+        settings = ("relative_step", "scale_parameter")
+        if any(not reading.has(args + it) or reading.flag(args + it) for it in settings):
+            return "only with optimizer_args relative_step=False and scale_parameter=False"
+    if name == "prodigy" and reading.has(f"{args}decouple") and not reading.flag(f"{args}decouple"):
+        return "only with optimizer_args decouple=True"
+    return ""
+
+
+OPTIMIZERS = Optimizers("optimizer_type", _NAMES, refuse=_other_settings)
+KINDS = ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod")
+
+
+def take_apart(reading: Reading) -> dict[str, object]:
+    """Return the options with each NAME=VALUE of network_args and optimizer_args as one of its own."""
+    options = dict(reading.given)
+    for name in ("network_args", "optimizer_args"):
+        if reading.has(name):
+            options.pop(name)
+            options |= {f"{name}.{key}": value for key, value in reading.pairs(name).items()}
+    for name, optimizer in _FLAGS.items():
+        if reading.is_on(name) and "optimizer_type" not in options:
+            options["optimizer_type"] = optimizer
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def base(reading: Reading) -> Values:
+    """Return the preset; without a network module, all weights are trained."""
+    name = "pretrained_model_name_or_path"
+    model = reading.text(name) if reading.has(name) else ""
+    return common.preset(model, reading.has("network_module"))
+
+
+def other_model(reading: Reading, name: str) -> Values:
+    """Return nothing; ConfigError for an option that asks for another model than FLUX.1."""
+    if reading.flag(name):
+        raise reading.wrong(
+            name, "must be false: it is of Stable Diffusion, and FLUX.1 is trained here"
+        )
+    return {}
+
+
+def network_kind(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
+    if reading.text(name) == "networks.lora_flux":
+        reading.notes[name] = "adapter.kind is lora"
+        return {"adapter.kind": "lora"}
+    if _is_lokr(reading):
+        return {"adapter.kind": "lokr"}
+    if reading.text(name) == "networks.lora":
+        text = "must be networks.lora_flux: networks.lora is of Stable Diffusion"
+        raise reading.wrong(name, text)
+    raise NoCounterpartError("adapters here are networks.lora_flux's, and lokr of lycoris.kohya")
+
+
+def of_lokr(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of LyCORIS' lokr to the field ``path``."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not _is_lokr(reading):
+            raise NoCounterpartError("is of lycoris.kohya with algo=lokr")
+        return {path: read(reading, name)}
+
+    return only
+
+
+def of_lora(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option of networks.lora_flux to the field ``path``, which lokr has not."""
+
+    def only(reading: Reading, name: str) -> Values:
+        value = read(reading, name)
+        if _is_lokr(reading):
+            raise NoCounterpartError(f"{path} is of a lora, not of a lokr")
+        return {path: value}
+
+    return only
+
+
+def _is_lokr(reading: Reading) -> bool:
+    algorithm = "network_args.algo"
+    is_lycoris = reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
+    return is_lycoris and reading.has(algorithm) and reading.word(algorithm) == "lokr"
+
+
+def network_alpha(reading: Reading, name: str) -> Values:
+    """Return alpha; 0 stands for the rank."""
+    value = reading.number(name)
+    if value == 0:
+        reading.notes[name] = "0 stands for the rank"
+    return {"adapter.alpha": float(value or reading.positive("network_dim"))}
+
+
+def of_network(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that is used only with a network."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not reading.has("network_module"):
+            reading.notes[name] = "without network_module, no adapter is trained"
+            return {}
+        return convert(reading, name)
+
+    return only
+
+
+def small_base(reading: Reading, name: str) -> Values:
+    """Return the data type of the frozen weights."""
+    return {"adapter.base_dtype": "fp8" if reading.flag(name) else "compute"}
+
+
+_MOST_SWAPPED = 35
+"""sd-scripts refuses more."""
+
+
+def swapped_blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks in host memory: half of the count are double blocks, the others two single ones."""
+    count = reading.whole(name)
+    if count and not reading.has("network_module"):
+        raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    if count > _MOST_SWAPPED:
+        raise reading.wrong(name, f"must be at most {_MOST_SWAPPED}")
+    double = count // 2
+    return common.swapped_blocks(double + 2 * (count - double))
+
+
+def full_bf16(reading: Reading, name: str) -> Values:
+    """Return the data type of the trained weights."""
+    if not reading.flag(name):
+        reading.notes[name] = "off here too"
+        return {}
+    if reading.has("network_module"):
+        raise NoCounterpartError("adapters are float32 here")
+    if reading.word("mixed_precision") != "bf16":
+        raise reading.wrong(name, "needs mixed_precision=bf16")
+    return common.bfloat16_weights(OPTIMIZERS.ours(reading))
+
+
+def schedule(reading: Reading, name: str) -> Values:
+    """Return the learning rate's schedule."""
+    why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"
+    values: dict[str, object] = {"schedule.decay": reading.among(name, SCHEDULES, why)}
+    if values["schedule.decay"] == "polynomial":
+        values["schedule.min_learning_rate"] = _POLYNOMIAL_END
+    return values
+
+
+def of_schedule(decay: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of an option that one schedule uses."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if reading.word("lr_scheduler") != decay:
+            raise InertError(f"{reading.text('lr_scheduler')} does not use it, {decay} does")
+        return {path: read(reading, name)}
+
+    return convert
+
+
+def warmup(reading: Reading, name: str) -> Values:
+    """Return the steps of the warm-up, of which a number below 1 is a fraction of all steps."""
+    if reading.word("lr_scheduler") == "constant":
+        reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
+        return {"schedule.warmup_steps": 0}
+    number = reading.number(name)
+    if not 0 < number < 1:
+        return {"schedule.warmup_steps": reading.whole(name)}
+    total = _steps(reading)
+    if total is None:
+        raise NoCounterpartError(common.EPOCHS + "--schedule.warmup_steps")
+    return {"schedule.warmup_steps": int(number * total)}
+
+
+def least_rate(reading: Reading, name: str) -> Values:
+    """Return the final learning rate of cosine_with_min_lr."""
+    if reading.word("lr_scheduler") != "cosine_with_min_lr" or not OPTIMIZERS.ours(reading):
+        raise InertError("only cosine_with_min_lr uses it")
+    return {"schedule.min_learning_rate": reading.number(name) * reading.number("learning_rate")}
+
+
+def steps(reading: Reading, name: str) -> Values:
+    """Return the number of steps, unless max_train_epochs gives it."""
+    if reading.has("max_train_epochs"):
+        reading.notes[name] = "max_train_epochs wins there"
+        return {}
+    return {"schedule.steps": reading.positive(name)}
+
+
+def steps_of(epochs: int, reading: Reading) -> int | None:
+    """Return the optimizer steps of ``epochs`` of pictures that are not held out; None: unknown."""
+    held_out = reading.number(SPLIT) if reading.has(SPLIT) else 0.0
+    return common.steps_of(epochs, reading, BATCH, ACCUMULATION, held_out)
+
+
+def epochs(reading: Reading, name: str) -> Values:
+    """Return the epochs, or their steps if the samples of an epoch are known."""
+    found = steps_of(reading.positive(name), reading)
+    if found is None:
+        return {"schedule.epochs": reading.positive(name)}
+    return {"schedule.steps": found}
+
+
+def _steps(reading: Reading) -> int | None:
+    if not reading.has("max_train_epochs"):
+        return reading.positive("max_train_steps")
+    return steps_of(reading.positive("max_train_epochs"), reading)
+
+
+def every_epochs(path: str) -> Convert:
+    """Return the conversion of an interval in epochs to the steps of the field at ``path``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        found = steps_of(reading.positive(name), reading)
+        if found is None:
+            raise NoCounterpartError(f"{common.EPOCHS}--{path}")
+        return {path: found}
+
+    return convert
+
+
+def timesteps(reading: Reading, name: str) -> Values:
+    """Return the sampling of timesteps, with the numbers that it uses."""
+    kind = reading.word(name)
+    if kind == "uniform":
+        return {"flow.timestep_sampling": "uniform"}
+    if kind in ("sigmoid", "shift", "flux_shift"):
+        values: dict[str, object] = {"flow.timestep_sampling": kind}
+        values["flow.sigmoid_scale"] = reading.number("sigmoid_scale")
+        if kind == "shift":
+            values["flow.shift"] = reading.number("discrete_flow_shift")
+        return values
+    if kind == "sigma":
+        return _sigma(reading)
+    raise reading.wrong(name, "must be sigma, uniform, sigmoid, shift or flux_shift")
+
+
+def _sigma(reading: Reading) -> Values:
+    """Return the sampling of sigma, which is a weighting scheme's, shifted.
+
+    Its draw is an index into timesteps that fall from 1 to 0: the mean of logit_normal changes its sign.
+    """
+    if reading.number("discrete_flow_shift") != 1:
+        raise NoCounterpartError(
+            "its shifted draws have no counterpart; flow.timestep_sampling has sigmoid, shift, flux_shift"
+        )
+    scheme = reading.word("weighting_scheme")
+    if scheme in ("uniform", "none", "sigma_sqrt", "cosmap"):
+        return {"flow.timestep_sampling": "uniform"}
+    if scheme == "logit_normal":
+        return {
+            "flow.timestep_sampling": "logit_normal",
+            "flow.logit_mean": -reading.number("logit_mean"),
+            "flow.logit_std": reading.number("logit_std"),
+        }
+    return {"flow.timestep_sampling": "mode", "flow.mode_scale": reading.number("mode_scale")}
+
+
+def only_with(used: str, *values: str) -> Convert:
+    """Return the conversion of a number that the option ``used`` writes, with one of ``values``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        reading.number(name)
+        if reading.word(used) in values:
+            reading.notes[name] = f"written with {used}"
+            return {}
+        raise InertError(f"{used}={reading.text(used)} does not use it")
+
+    return convert
+
+
+def text_tokens(reading: Reading, name: str) -> Values:
+    """Return the number of text tokens."""
+    return {"data.text_length": reading.positive(name)}
+
+
+def blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks of train_blocks: all, single or double."""
+    word = reading.word(name)
+    if word not in ("all", "single", "double"):
+        raise reading.wrong(name, "must be all, single or double")
+    return {
+        "adapter.double_blocks": "none" if word == "single" else "all",
+        "adapter.single_blocks": "none" if word == "double" else "all",
+    }
+
+
+def resolution(reading: Reading, name: str) -> Values:
+    """Return the size of images; kohya's is a number, or width and height."""
+    value = reading.value(name)
+    parts = value.split(",") if isinstance(value, str) else value
+    sides = parts if isinstance(parts, list) else [parts]
+    if len(sides) > 2 or not sides:
+        raise reading.wrong(name, "must be a number of pixels, or width and height")
+    if len(sides) == 2 and str(sides[0]).strip() != str(sides[1]).strip():
+        text = "data.image_size is the side of squares, and of buckets the root of their area"
+        raise NoCounterpartError(text)
+    return common.square(reading, name, sides[0])
+
+
+def tracker(reading: Reading, name: str) -> Values:
+    """Return the sinks of log_with."""
+    word = reading.word(name)
+    if word not in ("tensorboard", "wandb", "all"):
+        raise reading.wrong(name, "must be tensorboard, wandb or all")
+    values: dict[str, object] = {}
+    if word != "wandb":
+        values["logging.tensorboard"] = True
+    if word != "tensorboard":
+        has = reading.has("log_tracker_name")
+        project = reading.text("log_tracker_name") if has else "network_train"
+        values["logging.wandb.project"] = project
+        if reading.has("wandb_run_name"):
+            values["logging.wandb.name"] = reading.text("wandb_run_name")
+    return values
+
+
+def seed(reading: Reading, name: str) -> Values:
+    """Return the seed; kohya draws one if none is given."""
+    return {"seed": "random" if reading.value(name) == "random" else reading.whole(name)}
+
+
+def scheme(reading: Reading, name: str) -> Values:
+    """Return nothing: the scheme is used by timestep_sampling=sigma, and by its loss with sigma_scaled."""
+    known = ("sigma_sqrt", "logit_normal", "mode", "cosmap", "none", "uniform")
+    if reading.word(name) not in known:
+        raise reading.wrong(name, f"must be one of {', '.join(known)}")
+    if reading.word("timestep_sampling") != "sigma":
+        raise InertError("only timestep_sampling=sigma uses it")
+    reading.notes[name] = "written with timestep_sampling"
+    return {}
+
+
+def prediction(reading: Reading, name: str) -> Values:
+    """Return nothing for raw, the velocity that is learned here."""
+    word = reading.word(name)
+    if word == "raw":
+        reading.notes[name] = "the loss is that of the velocity"
+        return {}
+    if word in ("additive", "sigma_scaled"):
+        raise NoCounterpartError("the loss is that of the velocity, which is raw there")
+    raise reading.wrong(name, "must be raw, additive or sigma_scaled")
+
+
+def prompt_file(reading: Reading, name: str) -> Values:
+    """Return the file of prompts; sd-scripts' TOML and JSON have no counterpart."""
+    path = reading.text(name)
+    if not path.endswith(".txt"):
+        raise NoCounterpartError("sampling.prompt_file is a text file, one prompt a line")
+    return {"sampling.prompt_file": path}
+
+
+def with_prompts(convert: Convert) -> Convert:
+    """Return ``convert`` for the interval of images, which need a file of prompts."""
+
+    def only(reading: Reading, name: str) -> Values:
+        values = convert(reading, name)
+        if not reading.has("sample_prompts") or not prompt_file(reading, "sample_prompts"):
+            raise NoCounterpartError("images need sample_prompts")
+        return values
+
+    return only
+
+
+# Adapters of CLIP-L in kohya's sd-scripts, which trains them unless only the transformer is asked
+# for.
+
+
+FIELDS = ["adapter.clip.rank", "adapter.clip.alpha"]
+RATE = "adapter.clip.rate"
+ALL_UP, UP = "adapter.rates.up", "adapter.clip.up"
+LORA_PLUS, LORA_PLUS_UNET, LORA_PLUS_CLIP = (
+    f"network_args.loraplus_{part}lr_ratio" for part in ("", "unet_", "text_encoder_")
+)
+_ONLY = "network_train_unet_only"
+_IMAGES = ("train_data_dir", "dataset_config")
+
+
+def unet_only(reading: Reading, name: str) -> Values:
+    """Return the rank and alpha of CLIP's adapters, those of the transformer's, unless there are none."""
+    if not _trains_clip(reading):
+        reading.notes[name] = "adapters are the transformer's only"
+        return {}
+    why = "sd-scripts trains adapters of CLIP-L too, unless this is true; here "
+    if reading.word("network_module") != "networks.lora_flux":
+        kind = _network(reading)
+        raise NoCounterpartError(f"{why}those are networks.lora_flux's, not {kind}")
+    if not _has_images(reading):
+        raise NoCounterpartError(f"{why}adapter.clip does, with the captions of data.images")
+    alpha = network_alpha(reading, "network_alpha")["adapter.alpha"]
+    rank = reading.positive("network_dim")
+    reading.notes[name] = "sd-scripts trains adapters of CLIP-L too, unless this is true"
+    return {**dict(zip(FIELDS, (rank, alpha), strict=True)), **_rate(reading)}
+
+
+def text_encoder_rate(reading: Reading, name: str) -> Values:
+    """Return the factor of the learning rate of CLIP's adapters: over that of the transformer's."""
+    if not _trains_clip(reading) and not _is_left_out(reading):
+        reading.notes[name] = "0 trains no text encoder"
+        return {}
+    return _required_rate(reading)
+
+
+def up_of_all(reading: Reading, name: str) -> Values:
+    """Return the factor of all matrices B, and that of CLIP's if the transformer's have another one."""
+    own = _transformer_up(reading, name)
+    is_other = reading.has(LORA_PLUS_UNET) and _has_clip(reading)
+    return {**own, UP: reading.number(name)} if is_other else own
+
+
+def up_of_transformer(reading: Reading, name: str) -> Values:
+    """Return the factor of the transformer's matrices B; 1 for CLIP's, unless others set it."""
+    own = _transformer_up(reading, name)
+    is_alone = not reading.has(LORA_PLUS) and _has_clip(reading)
+    return {**own, UP: 1.0} if is_alone else own
+
+
+def up_of_clip(reading: Reading, name: str) -> Values:
+    """Return the factor of CLIP's matrices B."""
+    value = reading.number(name)
+    _required_rate(reading)
+    return {UP: value}
+
+
+_transformer_up = of_lora(ALL_UP, Reading.number)
+
+
+def _has_clip(reading: Reading) -> bool:
+    """Return whether `unet_only` writes adapters of CLIP."""
+    try:
+        _required_rate(reading)
+    except NoCounterpartError:
+        return False
+    return True
+
+
+def _required_rate(reading: Reading) -> Values:
+    """Return the factor of the learning rate of CLIP's adapters, unless it is 1.
+
+    Raises InertError if CLIP has none there, NoCounterpartError if it cannot have them here.
+    """
+    if not _trains_clip(reading):
+        raise InertError("adapters are the transformer's only")
+    if reading.word("network_module") != "networks.lora_flux" or not _has_images(reading):
+        raise NoCounterpartError("CLIP-L has no adapters here")
+    return _rate(reading)
+
+
+def _network(reading: Reading) -> str:
+    """Return what the adapters are there, for messages; LyCORIS has an algo, and DoRA with dora_wd."""
+    name, algorithm = reading.text("network_module"), "network_args.algo"
+    if reading.has(algorithm):
+        name += f"'s {reading.word(algorithm)}"
+    return f"{name} with DoRA" if reading.is_on("network_args.dora_wd") else name
+
+
+def _is_left_out(reading: Reading) -> bool:
+    return reading.is_on(_ONLY) or not reading.has("network_module")
+
+
+def _trains_clip(reading: Reading) -> bool:
+    return (
+        reading.has("network_module")
+        and not reading.is_on(_ONLY)
+        and (not reading.has("text_encoder_lr") or _text_rate(reading) > 0)
+    )
+
+
+def _has_images(reading: Reading) -> bool:
+    if any(reading.has(option) for option in _IMAGES):
+        return True
+    given: object = value_at(reading.overrides, "data.images")
+    return given is not None
+
+
+def _rate(reading: Reading) -> Values:
+    """Return the factor of the learning rate, unless it is 1."""
+    own = reading.number("unet_lr" if reading.has("unet_lr") else "learning_rate")
+    rate = float(f"{_text_rate(reading) / own:.12g}") if own > 0 else 1.0
+    if rate == 1:
+        return {}
+    if reading.word("optimizer_type") == "prodigy":
+        raise NoCounterpartError("Prodigy finds one step size for all adapters")
+    return {RATE: rate}
+
+
+def _text_rate(reading: Reading) -> float:
+    """Return the learning rate of text encoders, of a list that of the first: CLIP-L; T5's is the second."""
+    name = "text_encoder_lr"
+    if not reading.has(name):
+        return reading.number("learning_rate")
+    value = reading.value(name)
+    each = value if isinstance(value, list) else [value]
+    rates = [Reading({name: rate}, {}).number(name) for rate in each]
+    if len(rates) not in (1, 2) or min(rates) < 0:
+        raise reading.wrong(name, "must be 0 or more, of CLIP-L, or of CLIP-L and T5")
+    return rates[0]
+
+
+# Conversions of kohya's options of the validation: how much is held out, and when its loss is
+# computed.
+
+
+STEPS = "validate_every_n_steps"
+EVERY = "evaluation.every_samples"
+
+
+def split(reading: Reading, name: str) -> Values:
+    """Return the part of the pictures that is held out."""
+    part = reading.number(name)
+    if not part:
+        reading.notes[name] = "none is held out here either"
+    return {"data.validation_split": part, "evaluation.at_end": part > 0}
+
+
+def every_steps(reading: Reading, name: str) -> Values:
+    """Return the samples between two evaluations for a number of steps."""
+    return {EVERY: _samples(reading, _number(reading, name))}
+
+
+def validation_every_epochs(reading: Reading, name: str) -> Values:
+    """Return the samples between two evaluations for a number of epochs, unless steps are given too."""
+    epochs = _number(reading, name)
+    if reading.has(STEPS) and reading.number(STEPS):
+        raise NoCounterpartError(f"evaluations have one interval: {STEPS}, and one at the end")
+    steps = steps_of(epochs, reading)
+    if steps is None:
+        raise NoCounterpartError(f"{common.EPOCHS}--{EVERY}")
+    return {EVERY: _samples(reading, steps)}
+
+
+def most_batches(reading: Reading, name: str) -> Values:
+    """Raise NoCounterpartError: an evaluation is of all pictures that are held out."""
+    _number(reading, name)
+    raise NoCounterpartError(
+        "an evaluation has all pictures that are held out; a smaller validation_split has fewer"
+    )
+
+
+def validation_seed(reading: Reading, name: str) -> Values:
+    """Return nothing if it is the seed of the run, which chooses the pictures here."""
+    _require_split(reading)
+    if reading.has("seed") and reading.value("seed") == reading.value(name):
+        reading.notes[name] = "is the seed of the run"
+        return {}
+    raise NoCounterpartError("the seed of the run chooses the pictures, and their noise")
+
+
+def _require_split(reading: Reading) -> None:
+    if not reading.has(SPLIT) or not reading.number(SPLIT):
+        raise InertError(f"only {SPLIT} uses it")
+
+
+def _number(reading: Reading, name: str) -> int:
+    """Return the value of ``name``, which is used beside a split; tools write 0 for none."""
+    _require_split(reading)
+    number = reading.whole(name)
+    if not number:
+        raise InertError("0 asks for none")
+    return number
+
+
+def _samples(reading: Reading, steps: int) -> object:
+    found = _BATCH(reading, BATCH)["schedule.global_batch_size"]
+    assert isinstance(found, int), "a conversion of whole numbers"
+    return steps * found
+
+
+_BATCH: Convert = common.batch(BATCH, ACCUMULATION)

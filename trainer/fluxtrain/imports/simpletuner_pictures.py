@@ -1,0 +1,275 @@
+"""Conversions of SimpleTuner's options of pictures, which a backend states, or the config for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from fluxtrain.imports import common
+from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
+
+OF_BACKEND = "backend."
+IMAGES = "backend.instance_data_dir backend.dataset_name backend.aws_bucket_name"
+"""The options that name pictures."""
+_TYPES = ("local", "aws", "huggingface")
+_OTHER_TYPES = ("csv", "memory", "parquet", "webshart")
+_SEPARATORS = {"comma": ",", "space": " ", "period": "."}
+_ASPECTS = ("square", "preserve", "closest", "random")
+_STYLES = ("random", "center", "centre", "corner", "face")
+SIZES = (
+    *("data.image_size", "data.buckets.step", "data.buckets.upscale"),
+    "data.buckets.resolutions",
+)
+"""The fields that resolution sets."""
+SHUFFLED = (
+    *("data.variants.shuffle_caption", "data.variants.captions"),
+    *("data.variants.keep_tokens", "data.variants.separator"),
+)
+"""The fields that caption_shuffle sets."""
+
+
+def stated(reading: Reading, name: str) -> str:
+    """Return the option of the backend if it states ``name``, else that of all backends."""
+    own = f"{OF_BACKEND}{name}"
+    return own if reading.has(own) else name
+
+
+def unless_overridden(convert: Convert) -> Convert:
+    """Return ``convert`` for an option of all backends, which the backend's own wins over."""
+
+    def only(reading: Reading, name: str) -> Values:
+        own = stated(reading, name)
+        if own == name:
+            return convert(reading, name)
+        with suppress(NoCounterpartError):
+            convert(reading, name)
+        raise InertError(f"{own} wins")
+
+    return only
+
+
+def backend_file(reading: Reading, name: str) -> Values:
+    """Return nothing if the file of backends was found."""
+    reading.text(name)
+    if not any(it.startswith(("backend.", "backends")) for it in reading.given):
+        raise NoCounterpartError("no such file beside this one; data.images names the pictures")
+    return {}
+
+
+def kind(reading: Reading, name: str) -> Values:
+    """Return nothing for a backend that ``data.images`` can name."""
+    word = reading.word(name)
+    if word in _OTHER_TYPES:
+        text = "data.images is a folder, a bucket on S3, a data set of the Hub or shards"
+        raise NoCounterpartError(f"{text} (docs/data.md)")
+    if word not in _TYPES:
+        raise reading.wrong(name, f"must be one of {', '.join(_TYPES + _OTHER_TYPES)}")
+    return {}
+
+
+def _is(reading: Reading, word: str) -> bool:
+    name = "backend.type"
+    return (reading.word(name) if reading.has(name) else "local") == word
+
+
+def folder(reading: Reading, name: str) -> Values:
+    """Return the folder of a local backend."""
+    path = reading.text(name)
+    if not _is(reading, "local"):
+        raise InertError("only type=local uses it")
+    return {"data.images": path}
+
+
+def bucket(reading: Reading, name: str) -> Values:
+    """Return the URL of a backend on S3."""
+    text = reading.text(name)
+    if not _is(reading, "aws"):
+        raise InertError("only type=aws uses it")
+    prefix = next(
+        (reading.text(it) for it in ("backend.aws_data_prefix", "backend.instance_data_dir")
+         if reading.value(it)),
+        "",
+    )  # fmt: skip
+    return {"data.images": f"s3://{text}/{prefix}".rstrip("/")}
+
+
+def data_set(reading: Reading, name: str) -> Values:
+    """Return the URL of a data set of the Hub."""
+    text = reading.text(name)
+    if not _is(reading, "huggingface"):
+        raise InertError("only type=huggingface uses it")
+    revision = "backend.revision"
+    suffix = f"@{reading.text(revision)}" if reading.value(revision) else ""
+    return {"data.images": f"hf://datasets/{text}{suffix}"}
+
+
+def of_pictures(path: str, read: Callable[[Reading, str], object] = Reading.text) -> Convert:
+    """Return the conversion of an option of the pictures to the field ``path``."""
+    return common.of_images(IMAGES, path, read)
+
+
+def repeats(reading: Reading, name: str) -> int:
+    """Return how often a picture is used: 0 there stands for once."""
+    return reading.whole(name) + 1
+
+
+def column(reading: Reading, name: str) -> str:
+    """Return the name of a column, which may be the only one of a list."""
+    value = reading.value(name)
+    if isinstance(value, list):
+        if len(value) != 1 or not isinstance(value[0], str):
+            raise NoCounterpartError("captions are in one column: data.table.caption_column")
+        return value[0]
+    return reading.text(name)
+
+
+def captions(reading: Reading, name: str) -> Values:
+    """Return nothing for captions that are read here."""
+    notes = {
+        "textfile": "text files beside the pictures; their lines are one caption here",
+        "instanceprompt": "is part of instance_prompt",
+        "huggingface": "data.table names the column",
+    }
+    elsewhere = {
+        "filename": "names of files are no captions here; metadata.jsonl has them (docs/data.md)",
+        "parquet": "metadata.parquet in the folder, with file_name and caption, is read (docs/data.md)",
+    }
+    elsewhere |= dict.fromkeys(
+        ("csv", "webshart"), "captions are beside the pictures (docs/data.md)"
+    )
+    word = reading.word(name)
+    if word in elsewhere:
+        raise NoCounterpartError(elsewhere[word])
+    if word not in notes:
+        raise reading.wrong(name, f"must be one of {', '.join([*notes, *elsewhere])}")
+    reading.notes[name] = notes[word]
+    return {}
+
+
+def instance_prompt(reading: Reading, name: str) -> Values:
+    """Return the prefix of captions, or the caption of all pictures."""
+    strategy = stated(reading, "caption_strategy")
+    is_only = reading.has(strategy) and reading.word(strategy) == "instanceprompt"
+    if is_only or reading.is_on(stated(reading, "only_instance_prompt")):
+        reading.notes[name] = "of pictures without a caption: leave no text files beside them"
+        return of_pictures("data.class_tokens")(reading, name)
+    if reading.is_on(stated(reading, "prepend_instance_prompt")):
+        return of_pictures("data.caption_prefix")(reading, name)
+    raise InertError("only prepend_instance_prompt, only_instance_prompt and instanceprompt use it")
+
+
+def shuffle(reading: Reading, name: str) -> Values:
+    """Return the shuffled captions, of which the one as it is may be one."""
+    if not reading.flag(name):
+        reading.notes[name] = "off here too"
+        return {}
+    above = name.removesuffix("enable")
+
+    def given(option: str) -> bool:
+        return reading.has(above + option)
+
+    count = reading.positive(above + "count") if given("count") else 1
+    has_original = reading.flag(above + "include_original") if given("include_original") else True
+    word = reading.word(above + "split_on") if given("split_on") else "comma"
+    if word not in _SEPARATORS:
+        raise reading.wrong(above + "split_on", f"must be one of {', '.join(_SEPARATORS)}")
+    if not any(map(reading.has, IMAGES.split())):
+        raise NoCounterpartError("data.variants needs data.images")
+    values: dict[str, object] = {"data.variants.shuffle_caption": True}
+    values["data.variants.captions"] = max(2, count + has_original)
+    start = above + "position_start"
+    values["data.variants.keep_tokens"] = reading.whole(start) if reading.has(start) else 0
+    values["data.variants.separator"] = _SEPARATORS[word]
+    return values
+
+
+def is_square(reading: Reading) -> bool:
+    """Return whether pictures are cut to squares."""
+    aspect = "backend.crop_aspect"
+    word = reading.word(aspect) if reading.has(aspect) else "square"
+    return reading.is_on("backend.crop") and word == "square"
+
+
+def crop(reading: Reading, name: str) -> Values:
+    """Return several crops if their places are drawn, as they are by default."""
+    if not reading.flag(name):
+        reading.notes[name] = "is part of resolution: data.buckets"
+        return {}
+    style = reading.word("backend.crop_style") if reading.has("backend.crop_style") else "random"
+    if style != "random":
+        reading.notes[name] = "is part of resolution"
+        return {}
+    if not any(map(reading.has, IMAGES.split())):
+        raise NoCounterpartError("data.variants needs data.images")
+    return {"data.variants.crops": common.CROPS}
+
+
+def crop_style(reading: Reading, name: str) -> Values:
+    """Return nothing: crop is written with it."""
+    word = reading.word(name)
+    if word not in _STYLES:
+        raise reading.wrong(name, f"must be one of {', '.join(_STYLES)}")
+    if not reading.is_on("backend.crop"):
+        raise InertError("only crop uses it")
+    if word in ("corner", "face"):
+        raise NoCounterpartError("crops are of the middle, or drawn: data.variants.crops")
+    return {}
+
+
+def crop_aspect(reading: Reading, name: str) -> Values:
+    """Return nothing: resolution is written with it."""
+    word = reading.word(name)
+    if word not in _ASPECTS:
+        raise reading.wrong(name, f"must be one of {', '.join(_ASPECTS)}")
+    if not reading.is_on("backend.crop"):
+        raise InertError("only crop uses it")
+    if word in ("closest", "random"):
+        raise NoCounterpartError(
+            "each picture has the bucket of its own aspect ratio: data.buckets"
+        )
+    return {}
+
+
+def resolution(reading: Reading, name: str) -> Values:
+    """Return the size of pictures, one or several, as squares or in buckets."""
+    given = reading.value(name)
+    sides = given if isinstance(given, list) else [given]
+    squares = [_square(reading, name, side) for side in sides]
+    if not squares:
+        raise reading.wrong(name, "must be a number")
+    largest = max(squares, key=lambda square: int(str(square["data.image_size"])))
+    if is_square(reading) and len(squares) == 1:
+        return largest
+    alignment = "aspect_bucket_alignment"
+    step = reading.positive(alignment) if reading.has(alignment) else 64
+    values = {**largest, "data.buckets.step": step, "data.buckets.upscale": True}
+    if len(squares) > 1:
+        values["data.buckets.resolutions"] = [square["data.image_size"] for square in squares]
+    return values
+
+
+def _square(reading: Reading, name: str, side: object) -> Values:
+    """Return the square of ``side``, which is in pixels or megapixels."""
+    one = Reading({name: side}, {})
+    option = stated(reading, "resolution_type")
+    word = reading.word(option)
+    if word not in ("pixel", "pixel_area", "area"):
+        raise reading.wrong(option, "must be pixel, pixel_area or area")
+    if word == "area":
+        number = one.number(name)
+        reading.notes[name] = "the square of as many megapixels"
+        return common.square(one, name, round(max(number, 0) ** 0.5 * 1024 / 16) * 16)
+    if word == "pixel" and not is_square(reading):
+        reading.notes[name] = "the root of the area here, not the shorter side"
+    return common.square(one, name, one.whole(name))
+
+
+def masks(reading: Reading, name: str) -> Values:
+    """Return the folder of the masks that weigh the loss."""
+    path = reading.text(name)
+    option = "conditioning.conditioning_type"
+    word = reading.word(option) if reading.has(option) else "controlnet"
+    if word != "mask":
+        text = "masks that weigh the loss, conditioning_type=mask, are data.masks; control nets"
+        raise NoCounterpartError(f"{text} and the like are not trained here")
+    return common.of_images(IMAGES, "data.masks", lambda *_: path)(reading, name)

@@ -1,0 +1,616 @@
+"""Conversions of SimpleTuner's options that depend on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from fluxtrain.imports import common
+from fluxtrain.imports import simpletuner_pictures as pictures
+from fluxtrain.imports.common import SELECTION_FIELDS, selection
+from fluxtrain.imports.simpletuner_pictures import stated
+from fluxtrain.imports.table import (
+    Convert,
+    InertError,
+    NoCounterpartError,
+    Option,
+    Reading,
+    Values,
+    automatic,
+    each,
+    fields,
+    missing,
+)
+
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
+OPTIMIZERS |= dict.fromkeys(("ao-adamw8bit", "bnb-adamw8bit", "adamw8bit"), "adamw_8bit")
+_ALIASES = {
+    "checkpointing_steps": "checkpoint_step_interval",
+    "validation_steps": "validation_step_interval",
+}
+_ATTENTION: Values = {
+    "adapter.ranks.img_mlp": 0,
+    "adapter.ranks.txt_mlp": 0,
+    "adapter.ranks.img_mod": 0,
+    "adapter.ranks.txt_mod": 0,
+    "adapter.ranks.single_mod": 0,
+}
+_MODULATIONS = ("img_mod", "txt_mod", "single_mod")
+_TEXT_ATTENTION = ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out")
+_TARGETS: Mapping[str, tuple[str, ...]] = {
+    "context": _TEXT_ATTENTION,
+    "context+ffs": (*_TEXT_ATTENTION, "ff_context.net.0.proj", "ff_context.net.2"),
+    "tiny": ("single_transformer_blocks.7.proj_out", "single_transformer_blocks.20.proj_out"),
+    "nano": ("single_transformer_blocks.7.proj_out",),
+}
+"""Parts of diffusers' names by flux_lora_target."""
+TARGET_FIELDS = (*_ATTENTION, *SELECTION_FIELDS)
+"""The fields that flux_lora_target sets."""
+
+
+def take_apart(reading: Reading) -> dict[str, object]:
+    """Return the options without dashes, by their present names."""
+    options: dict[str, object] = {}
+    for given, value in reading.given.items():
+        name = given.removeprefix("--")
+        name = _ALIASES.get(name, name)
+        if name in options:
+            raise reading.wrong(given, f"is given twice, as {name} too")
+        if value is not None and value != "":
+            options[name] = value
+    return options
+
+
+def _is_adapter(reading: Reading) -> bool:
+    return reading.word("model_type") == "lora"
+
+
+def base(reading: Reading) -> Values:
+    """Return the preset; peft's adapters are those of diffusers' layers."""
+    flavour = reading.text("model_flavour") if reading.has("model_flavour") else ""
+    name = "pretrained_model_name_or_path"
+    path = reading.text(name) if reading.has(name) else ""
+    if not _is_adapter(reading):
+        return common.preset(flavour or path, False)
+    files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
+    if is_lokr(reading):
+        files = {"adapter.split_qkv": False, "adapter_file.layout": "kohya"}
+    return {**common.preset(flavour or path, True), **files}
+
+
+def family(reading: Reading, name: str) -> Values:
+    """Return nothing for FLUX.1; raise ConfigError for other models."""
+    if reading.word(name) != "flux":
+        raise reading.wrong(name, "must be flux: other models are not trained here")
+    return {}
+
+
+def model_type(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter, or nothing for full."""
+    if reading.word(name) not in ("lora", "full"):
+        raise reading.wrong(name, "must be lora or full")
+    return {"adapter.kind": "lora"} if _is_adapter(reading) else {}
+
+
+def of_adapter(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that is used only with model_type=lora."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not _is_adapter(reading):
+            raise InertError("only model_type=lora uses it")
+        return convert(reading, name)
+
+    return only
+
+
+def of_peft(convert: Convert) -> Convert:
+    """Return ``convert`` for an option that LyCORIS' adapters do not use."""
+
+    def only(reading: Reading, name: str) -> Values:
+        if not is_lycoris(reading):
+            return convert(reading, name)
+        with suppress(NoCounterpartError):
+            convert(reading, name)
+        raise InertError("lora_type=lycoris does not use it; lycoris_config has its own")
+
+    return of_adapter(only)
+
+
+def dora(reading: Reading, name: str) -> Values:
+    """Return whether adapters have magnitudes."""
+    return {"adapter.dora": reading.flag(name)}
+
+
+def rank(reading: Reading, name: str) -> Values:
+    """Return the rank, and alpha, which is the rank unless it is given."""
+    value = reading.positive(name)
+    return {"adapter.rank": value, "adapter.alpha": float(value)}
+
+
+def target(reading: Reading, name: str) -> Values:
+    """Return the layers that have adapters."""
+    word = reading.word(name)
+    if word == "ai-toolkit":
+        return {f"adapter.ranks.{kind}": None for kind in _MODULATIONS}
+    if word == "all+ffs":
+        return {f"adapter.ranks.{kind}": 0 for kind in _MODULATIONS}
+    if word == "all":
+        reading.notes[name] = "single blocks' linear1 and linear2 have adapters as a whole"
+        return _ATTENTION
+    if word in _TARGETS:
+        return selection(_TARGETS[word])
+    raise NoCounterpartError("adapter.layers, double_blocks and single_blocks select layers")
+
+
+def layout(reading: Reading, name: str) -> Values:
+    """Return the layout of the adapter's files."""
+    known = {"diffusers": "diffusers", "comfyui": "bfl"}
+    why = "layouts are kohya, diffusers, ai-toolkit and bfl"
+    return {"adapter_file.layout": reading.among(name, known, why)}
+
+
+def is_known(reading: Reading) -> bool:
+    """Return whether the optimizer has a counterpart."""
+    return reading.word("optimizer") in OPTIMIZERS
+
+
+def optimizer(reading: Reading, name: str) -> Values:
+    """Return the optimizer."""
+    why = "here adamw, with the preset's learning rate"
+    found, word = reading.among(name, OPTIMIZERS, why), reading.word(name)
+    is_bfloat16 = word == "adamw_bf16" and reading.word("mixed_precision") == "bf16"
+    if is_bfloat16 and not _is_adapter(reading):
+        reading.notes[name] = "weights are rounded stochastically; its states are float32 here"
+        return {"optim.name": found, **common.bfloat16_weights(None)}
+    if word != "adamw":
+        reading.notes[name] = "its weights and states are float32 here"
+    return {"optim.name": found}
+
+
+def of_optimizer(path: str) -> Convert:
+    """Return the conversion of a number that is meant for the optimizer in use."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if not is_known(reading):
+            raise NoCounterpartError(f"is meant for {reading.text('optimizer')}")
+        return {path: reading.number(name)}
+
+    return convert
+
+
+def clipping(reading: Reading, name: str) -> Values:
+    """Return the clipping by the norm; that of single values has no counterpart."""
+    if reading.word("grad_clip_method") != "norm":
+        raise NoCounterpartError("clips single values there; here the norm: grad_clip_method=norm")
+    return common.no_clipping_at_zero(reading, name)
+
+
+def clip_method(reading: Reading, name: str) -> Values:
+    """Return nothing: max_grad_norm is written with it."""
+    if reading.word(name) not in ("norm", "value"):
+        raise reading.wrong(name, "must be norm or value")
+    reading.notes[name] = "is part of max_grad_norm"
+    return {}
+
+
+def schedule(reading: Reading, name: str) -> Values:
+    """Return the learning rate's schedule; constant has a warm-up there only by its name."""
+    known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
+    known |= {"cosine": "cosine", "polynomial": "polynomial"}
+    why = "constant, constant_with_warmup, linear, cosine and polynomial have counterparts"
+    values: dict[str, object] = {"schedule.decay": reading.among(name, known, why)}
+    if values["schedule.decay"] == "polynomial":
+        values["schedule.min_learning_rate"] = reading.number("lr_end")
+    return values
+
+
+def warmup(reading: Reading, name: str) -> Values:
+    """Return the steps of the warm-up."""
+    if reading.word("lr_scheduler") == "constant":
+        reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
+        return {"schedule.warmup_steps": 0}
+    return {"schedule.warmup_steps": reading.whole(name)}
+
+
+def lr_end(reading: Reading, name: str) -> Values:
+    """Return nothing: polynomial writes it."""
+    reading.number(name)
+    if reading.word("lr_scheduler") != "polynomial":
+        raise InertError("only polynomial uses it")
+    reading.notes[name] = "written with lr_scheduler"
+    return {}
+
+
+def steps(reading: Reading, name: str) -> Values:
+    """Return the number of steps; 0 stands for num_train_epochs."""
+    if reading.whole(name) == 0:
+        reading.notes[name] = "0 stands for num_train_epochs"
+        return {}
+    return {"schedule.steps": reading.whole(name)}
+
+
+def epochs(reading: Reading, name: str) -> Values:
+    """Return the epochs, or their steps if the samples of one are known; max_train_steps wins."""
+    if reading.has("max_train_steps") and reading.whole("max_train_steps") > 0:
+        raise InertError("max_train_steps wins")
+    if reading.number(name) <= 0:
+        raise reading.wrong(name, "must be above 0, or max_train_steps must be")
+    found = common.steps_of(reading.number(name), reading, BATCH, ACCUMULATION)
+    if found is not None:
+        return {"schedule.steps": found}
+    if not reading.number(name).is_integer():
+        raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
+    return {"schedule.epochs": int(reading.number(name))}
+
+
+def timesteps(reading: Reading, name: str) -> Values:
+    """Return the sampling of timesteps that the options flow_* describe."""
+    scale = reading.number("flow_sigmoid_scale")
+    shift = reading.number(name)
+    if reading.is_on("flow_use_beta_schedule") or reading.is_on("flux_fast_schedule"):
+        raise NoCounterpartError("flow.timestep_sampling has uniform, sigmoid, shift, flux_shift")
+    if reading.is_on("flow_schedule_auto_shift"):
+        return {"flow.timestep_sampling": "flux_shift", "flow.sigmoid_scale": scale}
+    if reading.is_on("flow_use_uniform_schedule"):
+        if shift not in (0, 1):
+            raise NoCounterpartError("a uniform draw is not shifted here: flow_schedule_shift=0")
+        return {"flow.timestep_sampling": "uniform"}
+    if shift in (0, 1):
+        return {"flow.timestep_sampling": "sigmoid", "flow.sigmoid_scale": scale}
+    return {
+        "flow.timestep_sampling": "shift",
+        "flow.sigmoid_scale": scale,
+        "flow.shift": shift,
+    }
+
+
+def of_timesteps(reading: Reading, name: str) -> Values:
+    """Return nothing: flow_schedule_shift writes it."""
+    reading.notes[name] = "written with flow_schedule_shift"
+    return {}
+
+
+def guidance(reading: Reading, name: str) -> Values:
+    """Return the guidance of the training, which is one number here."""
+    if reading.word("flux_guidance_mode") != "constant":
+        raise NoCounterpartError("flow.guidance is one number")
+    return {"flow.guidance": reading.number(name)}
+
+
+def recomputation(reading: Reading, name: str) -> Values:
+    """Return the fraction of blocks that recompute, one of gradient_checkpointing_interval."""
+    if not reading.flag(name):
+        return {"parallel.activation_checkpointing": 0.0}
+    interval = "gradient_checkpointing_interval"
+    every = reading.positive(interval) if reading.has(interval) else 1
+    return {"parallel.activation_checkpointing": 1 / every}
+
+
+def resolution_type(reading: Reading, name: str) -> Values:
+    """Return nothing: resolution is written with it."""
+    if reading.word(name) not in ("pixel", "pixel_area", "area"):
+        raise reading.wrong(name, "must be pixel, pixel_area or area")
+    reading.notes[name] = "is part of resolution"
+    return {}
+
+
+def keep(reading: Reading, name: str) -> Values:
+    """Return the number of checkpoints; 0 stands for all."""
+    return {"checkpoint.keep": reading.whole(name) or 10_000}
+
+
+def tracker(reading: Reading, name: str) -> Values:
+    """Return the sinks of report_to."""
+    word = reading.word(name)
+    if word == "none":
+        reading.notes[name] = "metrics.jsonl has the same"
+        return {}
+    if word not in ("tensorboard", "wandb", "all"):
+        raise NoCounterpartError("logging has tensorboard and wandb")
+    values: dict[str, object] = {}
+    if word != "wandb":
+        values["logging.tensorboard"] = True
+    if word != "tensorboard":
+        has = reading.has("tracker_project_name")
+        values["logging.wandb.project"] = (
+            reading.text("tracker_project_name") if has else "simpletuner"
+        )
+        if reading.has("tracker_run_name"):
+            values["logging.wandb.name"] = reading.text("tracker_run_name")
+    return values
+
+
+def of_guidance(reading: Reading, name: str) -> Values:
+    """Return nothing: flux_guidance_value is written with it."""
+    if reading.word(name) not in ("constant", "random-range"):
+        raise reading.wrong(name, "must be constant or random-range")
+    reading.notes[name] = "is part of flux_guidance_value"
+    return {}
+
+
+def interval(reading: Reading, name: str) -> Values:
+    """Return the steps between checkpoints, and between an adapter's files."""
+    every = reading.whole(name)
+    files = {"adapter_file.every_steps": every} if _is_adapter(reading) else {}
+    return {"checkpoint.every_steps": every, **files}
+
+
+def swapped_blocks(reading: Reading, name: str) -> Values:
+    """Return the blocks in host memory."""
+    count = reading.whole(name)
+    if count and not _is_adapter(reading):
+        raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
+    return common.swapped_blocks(count)
+
+
+def small_base(reading: Reading, name: str) -> Values:
+    """Return the data type of the frozen weights."""
+    value = reading.text(name)
+    if value in ("no_change", "bf16"):
+        return {}
+    if value not in ("fp8-quanto", "fp8-torchao"):
+        raise NoCounterpartError(
+            "frozen weights are in precision.compute, or adapter.base_dtype: fp8"
+        )
+    return {"adapter.base_dtype": "fp8"}
+
+
+def dropout(reading: Reading, name: str) -> Values:
+    """Return nothing for 0; peft drops inputs of A, and not its outputs as kohya and this trainer."""
+    if reading.number(name) != 0:
+        raise NoCounterpartError(
+            "the dropout is of A x here, not of x; adapter.dropout comes close"
+        )
+    return {}
+
+
+# SimpleTuner's file for LyCORIS, as ``lycoris.*``: a lokr of some layers.
+
+
+_LARGEST_RANK = 1024
+_MLPS = ("img_mlp", "txt_mlp")
+_FIELDS = tuple(f"adapter.ranks.{kind}" for kind in (*_MODULATIONS, *_MLPS))
+_LYCORIS_TARGETS, _FACTORS = (
+    "lycoris.apply_preset.target_module",
+    "lycoris.apply_preset.module_algo_map",
+)
+
+
+def is_lycoris(reading: Reading) -> bool:
+    """Return whether adapters are LyCORIS' there."""
+    return reading.has("lora_type") and reading.word("lora_type") == "lycoris"
+
+
+def is_lokr(reading: Reading) -> bool:
+    """Return whether adapters are products of two matrices there."""
+    name = "lycoris.algo"
+    return is_lycoris(reading) and reading.has(name) and reading.word(name) == "lokr"
+
+
+def lora_type(reading: Reading, name: str) -> Values:
+    """Return the kind of adapter."""
+    word = reading.word(name)
+    if word not in ("standard", "lycoris"):
+        raise reading.wrong(name, "must be standard or lycoris")
+    if word == "standard":
+        reading.notes[name] = "adapter.kind is lora"
+        return {}
+    if not reading.has("lycoris.algo"):
+        raise NoCounterpartError("lycoris_config with its algo was not found beside this file")
+    if not is_lokr(reading):
+        raise NoCounterpartError("of LyCORIS', adapters here have lokr: adapter.kind")
+    reading.notes[name] = "one product for q, k and v, of which each has its own there"
+    return {"adapter.kind": "lokr"}
+
+
+def _of_lokr(convert: Convert) -> Convert:
+    def only(reading: Reading, name: str) -> Values:
+        values = convert(reading, name)
+        if not is_lycoris(reading):
+            raise InertError("only lora_type=lycoris uses it")
+        if not is_lokr(reading):
+            raise NoCounterpartError("is of another algo than lokr")
+        return values
+
+    return only
+
+
+def _is_full(reading: Reading) -> bool:
+    return reading.is_on("lycoris.full_matrix")
+
+
+def _rank(reading: Reading, name: str) -> Values:
+    value = reading.positive(name)
+    if _is_full(reading):
+        raise InertError("full_matrix ignores it")
+    if value > _LARGEST_RANK:
+        reading.notes[name] = f"above {_LARGEST_RANK}: no factor is a product of the rank"
+        return {"adapter.lokr.full_matrix": True}
+    return {"adapter.rank": value}
+
+
+def _alpha(reading: Reading, name: str) -> Values:
+    value = reading.number(name)
+    dimension = "lycoris.linear_dim"
+    rank = reading.positive(dimension) if reading.has(dimension) else None
+    if _is_full(reading) or (rank is not None and rank > _LARGEST_RANK):
+        raise InertError("no factor is a product of the rank")
+    if value == 0 and rank is None:
+        raise NoCounterpartError("0 stands for linear_dim, which is not given")
+    return {"adapter.alpha": float(value or rank or 0)}
+
+
+def _targets(reading: Reading, name: str) -> Values:
+    given = set(reading.texts(name))
+    ranks = {f"adapter.ranks.{kind}": 0 for kind in _MODULATIONS}
+    if given == {"Attention", "FeedForward"}:
+        return ranks
+    if given == {"Attention"}:
+        return ranks | {f"adapter.ranks.{kind}": 0 for kind in _MLPS}
+    raise NoCounterpartError("adapter.ranks, double_blocks and single_blocks select layers")
+
+
+def _factors(reading: Reading, name: str) -> Values:
+    """Return the factor that all kinds of layers have."""
+    given = reading.value(name)
+    settings = list(given.values()) if isinstance(given, dict) else []
+    if not settings or not all(isinstance(it, dict) for it in settings):
+        raise reading.wrong(name, "must be a mapping of layers to mappings of options")
+    factors = {it.get("factor") for it in settings if isinstance(it.get("factor"), int)}
+    if len(factors) != 1 or any(it.keys() != {"factor"} for it in settings):
+        raise NoCounterpartError("all layers have the same adapter.lokr.factor and rank")
+    return {"adapter.lokr.factor": factors.pop()}
+
+
+def _flags() -> Iterator[tuple[str, Option]]:
+    for name in ("full_matrix", "decompose_both"):
+        path = f"adapter.lokr.{name}"
+
+        def convert(reading: Reading, option: str, path: str = path) -> Values:
+            return {path: reading.flag(option)}
+
+        yield f"lycoris.{name}", fields([path], _of_lokr(convert))
+
+
+LYCORIS: Mapping[str, Option] = {
+    "lora_type": fields(
+        ["adapter.kind"], lora_type, "standard", "lycoris with algo lokr, by its file, or standard"
+    ),
+    "lycoris_config": automatic("its options are lycoris.*, if it is found beside this file"),
+    "lycoris.algo": automatic("is part of lora_type"),
+    "lycoris.multiplier": missing("strength 1", 1),
+    "lycoris.linear_dim": fields(["adapter.rank", "adapter.lokr.full_matrix"], _of_lokr(_rank)),
+    "lycoris.linear_alpha": fields(["adapter.alpha"], _of_lokr(_alpha)),
+    "lycoris.factor": fields(
+        ["adapter.lokr.factor"],
+        _of_lokr(lambda reading, name: {"adapter.lokr.factor": int(reading.number(name))}),
+    ),
+    **dict(_flags()),
+    "lycoris.module_dropout": fields(
+        ["adapter.module_dropout"],
+        _of_lokr(lambda reading, name: {"adapter.module_dropout": reading.number(name)}),
+    ),
+    **each("lycoris.dropout lycoris.rank_dropout", missing("lokr here has module_dropout", 0)),
+    "lycoris.bypass_mode": automatic("a product is never multiplied out"),
+    "lycoris.use_scalar": missing("a factor is learned nowhere"),
+    "lycoris.apply_preset": missing("adapter.ranks, double_blocks and single_blocks select layers"),
+    _LYCORIS_TARGETS: fields(
+        _FIELDS,
+        _of_lokr(_targets),
+        note="0 for kinds of layers without; of single blocks, linear1 and 2",
+    ),
+    _FACTORS: fields(["adapter.lokr.factor"], _of_lokr(_factors), note="if all are equal"),
+    "init_lokr_norm": missing("products are 0 at first, unless adapter.initial names some"),
+}
+"""In the order of reports."""
+
+
+# Conversions of SimpleTuner's options of sampled images.
+
+
+_NEGATIVE = "validation_negative_prompt"
+STEPS = "validation_step_interval"
+
+
+def prompt(reading: Reading, name: str) -> Values:
+    """Return the prompt of images, in each of their sizes if a file of prompts can have them."""
+    text = reading.text(name)
+    if reading.prompt_file is None:
+        return {"sampling.prompts": [text]}
+    options: dict[str, object] = {}
+    if reading.has("validation_seed"):
+        options["d"] = reading.whole("validation_seed")
+    if reading.has(_NEGATIVE) and _is_guided(reading):
+        options["n"] = " ".join(reading.text(_NEGATIVE).split())
+    sizes = _sizes(reading) or [{}]
+    return common.written(
+        reading, [common.line(reading, name, text, {**size, **options}) for size in sizes]
+    )
+
+
+def _sizes(reading: Reading) -> list[dict[str, object]]:
+    """Return the sizes of sampled images, such as 1024 or 1280x768, as options of lines."""
+    name = "validation_resolution"
+    if not reading.has(name):
+        return []
+    found = list[dict[str, object]]()
+    for part in reading.text(name).split(","):
+        width, _, height = part.strip().lower().partition("x")
+        sides = (width, height or width)
+        if not all(side.isdecimal() and len(side) < 6 for side in sides):
+            raise reading.wrong(name, "must be sizes in pixels such as 1024 or 1280x768")
+        found.append({"w": int(sides[0]), "h": int(sides[1])})
+    return found
+
+
+def _is_guided(reading: Reading) -> bool:
+    scale = "validation_guidance_real"
+    return reading.has(scale) and reading.number(scale) > 1
+
+
+def sample_seed(reading: Reading, name: str) -> Values:
+    """Return nothing: lines of prompts have it."""
+    reading.whole(name)
+    if reading.prompt_file is None:
+        raise NoCounterpartError("lines of sampling.prompt_file have --d: --prompt-file")
+    reading.notes[name] = common.PROMPT_NOTE
+    return {}
+
+
+def negative(reading: Reading, name: str) -> Values:
+    """Return nothing: only lines of prompts have a negative prompt."""
+    reading.text(name)
+    if not _is_guided(reading):
+        raise InertError("used with validation_guidance_real above 1 only")
+    if reading.prompt_file is None:
+        raise NoCounterpartError("lines of sampling.prompt_file have --n: --prompt-file")
+    reading.notes[name] = common.PROMPT_NOTE
+    return {}
+
+
+def sample_size(reading: Reading, name: str) -> Values:
+    """Return nothing if images are sampled in the size of the training."""
+    size = reading.text(name)
+    if reading.prompt_file is not None:
+        reading.notes[name] = common.PROMPT_NOTE
+        return {}
+    option = stated(reading, "resolution")
+    trained = pictures.resolution(reading, option) if reading.has(option) else {}
+    if size.isdecimal() and trained.get("data.image_size") == int(size):
+        reading.notes[name] = "is data.image_size"
+        return {}
+    raise NoCounterpartError("is data.image_size; lines of sampling.prompt_file have --w and --h")
+
+
+def sample_steps(reading: Reading, name: str) -> Values:
+    """Return the interval of images, unless they are switched off."""
+    _require_prompt(reading)
+    return {"sampling.every_steps": reading.whole(name)}
+
+
+def sample_epochs(reading: Reading, name: str) -> Values:
+    """Return the interval of images for a number of epochs, unless steps are given too."""
+    _require_prompt(reading)
+    epochs = reading.whole(name)
+    if not epochs:
+        raise InertError("0 asks for none")
+    if reading.has(STEPS) and reading.number(STEPS):
+        raise NoCounterpartError(f"images have one interval: {STEPS}")
+    steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
+    if steps is None:
+        raise NoCounterpartError(f"{common.EPOCHS}--sampling.every_steps")
+    return {"sampling.every_steps": steps}
+
+
+def sample_at_start(reading: Reading, name: str) -> Values:
+    """Return whether there are images before the first step, unless they are switched off."""
+    _require_prompt(reading)
+    return {"sampling.at_start": reading.flag(name)}
+
+
+def _require_prompt(reading: Reading) -> None:
+    if reading.is_on("validation_disable"):
+        raise InertError("validation_disable is on")
+    if not reading.has("validation_prompt"):
+        raise NoCounterpartError("images need validation_prompt")

@@ -1,0 +1,459 @@
+"""Go through a trainer's table: the values of ``spec.run``, and what became of every option."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fluxtrain.contract.model_base import did_you_mean, join_errors
+from fluxtrain.contract.resource.document import parse_yaml, read_text
+from fluxtrain.contract.run.config import RunConfig, value_at
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
+from fluxtrain.runtime.files import parse_toml
+
+# Reading: the options of one file or environment, and their values as the types that they must
+# have.
+
+
+_FLAGS = {"true": True, "false": False}
+
+
+class NoCounterpartError(Exception):
+    """A value of an option is right, but cannot be stated here; the text says why."""
+
+
+class InertError(NoCounterpartError):
+    """A value of an option has no effect in the other trainer beside the other options."""
+
+
+@dataclass
+class Reading:
+    """The options that are given, with the defaults of the trainer they are for."""
+
+    given: Mapping[str, object]
+    """Values by option; texts may stand for numbers and flags, as on a command line."""
+    defaults: Mapping[str, object]
+    """Values with which the trainer runs if the option is not given."""
+    processes: int = 1
+    """Processes, one for each GPU, that the trainer ran with."""
+    epoch_samples: int | None = None
+    """Samples of an epoch: images times repeats; None: unknown."""
+    prompt_file: str | None = None
+    """Name of the file for prompts that have options; None: there is none."""
+    prompts: list[str] = field(default_factory=list)
+    """Lines for the file of prompts, which conversions add."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Remarks on single values, by option, which conversions add."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of ours that win over the options."""
+
+    def has(self, name: str) -> bool:
+        """Return whether ``name`` has a value, given or by default."""
+        return self.value(name) is not None
+
+    def value(self, name: str) -> object:
+        """Return the value of ``name`` as it is; None if there is none."""
+        return self.given[name] if name in self.given else self.defaults.get(name)
+
+    def number(self, name: str) -> float:
+        """Return the value of ``name`` as a finite number."""
+        value = self.value(name)
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                value = None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(name, "must be a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.wrong(name, "must be a finite number")
+        return number
+
+    def whole(self, name: str) -> int:
+        """Return the value of ``name`` as a whole number that is not negative."""
+        return self._at_least(0, name)
+
+    def positive(self, name: str) -> int:
+        """Return the value of ``name`` as a whole number above 0."""
+        return self._at_least(1, name)
+
+    def flag(self, name: str) -> bool:
+        """Return the value of ``name`` as true or false."""
+        value = self.value(name)
+        value = _FLAGS.get(value.lower()) if isinstance(value, str) else value
+        if not isinstance(value, bool):
+            raise self.wrong(name, "must be true or false")
+        return value
+
+    def is_on(self, name: str) -> bool:
+        """Return whether the flag ``name`` is given and true."""
+        return self.has(name) and self.flag(name)
+
+    def text(self, name: str) -> str:
+        """Return the value of ``name`` as text; a number is one too."""
+        value = self.value(name)
+        if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+            raise self.wrong(name, "must be text")
+        return str(value)
+
+    def word(self, name: str) -> str:
+        """Return the value of ``name`` as text in lower case."""
+        return self.text(name).lower()
+
+    def texts(self, name: str) -> list[str]:
+        """Return the value of ``name`` as a list of texts."""
+        value = self.value(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "must be a list of texts")
+        return value
+
+    def pairs(self, name: str) -> dict[str, str]:
+        """Return the value of ``name``, a list of texts such as "weight_decay=0.1", as a mapping."""
+        if not self.has(name):
+            return {}
+        found = {}
+        for item in self.texts(name):
+            key, equals, value = item.partition("=")
+            if not equals or not key.strip():
+                raise self.wrong(name, f"must be a list of NAME=VALUE, not {item[:40]!r}")
+            found[key.strip()] = value.strip()
+        return found
+
+    def among(self, name: str, known: Mapping[str, str], why: str) -> str:
+        """Return what the value of ``name``, in any case, is in ``known``.
+
+        Raises NoCounterpartError with ``why`` for others.
+        """
+        word = self.word(name)
+        if word not in known:
+            raise NoCounterpartError(why)
+        return known[word]
+
+    def _at_least(self, least: int, name: str) -> int:
+        number = self.number(name)
+        if number < least or not number.is_integer():
+            raise self.wrong(name, f"must be a whole number, {least} or more")
+        return int(number)
+
+    def wrong(self, name: str, allowed: str) -> ConfigError:
+        """Return the error for the value of ``name``."""
+        return ConfigError(name, self.value(name), allowed)
+
+
+# Option: a row of a table, one option of another trainer and what becomes of it.
+
+
+Values: TypeAlias = Mapping[str, object]
+"""Values of fields by their paths below ``spec.run``."""
+Convert: TypeAlias = Callable[[Reading, str], Values]
+"""Returns what an option, by its name, becomes; raises ConfigError if its value is wrong there, and
+NoCounterpartError if it is right, but cannot be stated here."""
+
+
+class Fate(Enum):
+    """What becomes of an option; the value is the heading in reports."""
+
+    WRITTEN = "written"
+    ELSEWHERE = "not part of the file"
+    AUTOMATIC = "nothing to set"
+    INERT = "does nothing there either"
+    MISSING = "no counterpart"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of another trainer."""
+
+    fate: Fate
+    """What becomes of it; WRITTEN unless ``convert`` finds no counterpart of the value."""
+    fields: tuple[str, ...] = ()
+    """The fields that it sets, for the documentation."""
+    note: str = ""
+    """What differs, or the reason of the fate."""
+    convert: Convert | None = None
+    """Conversion of the value, with the fate WRITTEN."""
+    default: object = None
+    """Value with which the trainer runs if the option is not given, to be converted too; None: none."""
+    off: tuple[object, ...] = ()
+    """Values with which an option without a counterpart asks for nothing."""
+    is_secret: bool = False
+    """Whether its value is never shown."""
+
+
+def field_option(
+    path: str, read: Callable[[Reading, str], object], default: object = None, note: str = ""
+) -> Option:
+    """Return the row of an option whose value, as ``read``, is that of the field at ``path``."""
+    return Option(
+        Fate.WRITTEN, (path,), note, lambda reading, name: {path: read(reading, name)}, default
+    )
+
+
+def fields(
+    paths: Iterable[str], convert: Convert, default: object = None, note: str = ""
+) -> Option:
+    """Return the row of an option that ``convert`` turns into values of fields at ``paths``."""
+    return Option(Fate.WRITTEN, tuple(paths), note, convert, default)
+
+
+def elsewhere(note: str, is_secret: bool = False) -> Option:
+    """Return the row of an option that is stated outside the file."""
+    return Option(Fate.ELSEWHERE, note=note, is_secret=is_secret)
+
+
+def automatic(note: str) -> Option:
+    """Return the row of an option that needs no counterpart."""
+    return Option(Fate.AUTOMATIC, note=note)
+
+
+def inert(note: str) -> Option:
+    """Return the row of an option that the other trainer accepts without an effect on FLUX.1."""
+    return Option(Fate.INERT, note=note)
+
+
+def missing(note: str, *off: object) -> Option:
+    """Return the row of an option without a counterpart, of which the values ``off`` ask for nothing."""
+    return Option(Fate.MISSING, note=note, off=(False, *off))
+
+
+def each(names: str, row: Option) -> dict[str, Option]:
+    """Return ``row`` for each of ``names``, which blanks separate."""
+    return dict.fromkeys(names.split(), row)
+
+
+# Go through a trainer's table: the values of ``spec.run``, and what became of every option.
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Another trainer, by the table of its options."""
+
+    name: str
+    """How reports call it."""
+    options: Mapping[str, Option]
+    """What becomes of its options, in the order of reports; a later row wins over an earlier one's field."""
+    base: Callable[[Reading], Values]
+    """Returns the preset and what else follows from no single option."""
+    prepare: Callable[[Reading], Mapping[str, object]] = lambda reading: reading.given
+    """Returns the options with lists of settings taken apart: an option for each."""
+
+    @property
+    def defaults(self) -> Mapping[str, object]:
+        """Return the values of options that are not given."""
+        return {n: row.default for n, row in self.options.items() if row.default is not None}
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one option."""
+
+    option: str
+    value: object
+    """Its value as given, or by default; None: one that is never shown."""
+    is_given: bool
+    values: Values = field(default_factory=dict)
+    """Values of fields of ``spec.run``, if it was written."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The values of a run, and what became of every option."""
+
+    trainer: str
+    run: Mapping[str, Any]
+    """``spec.run``: a preset and the fields that were written."""
+    config: RunConfig
+    """What ``run`` resolves to."""
+    lines: Mapping[Fate, list[Line]]
+    prompts: tuple[str, ...] = ()
+    """Lines of the file of prompts that ``run`` names, if one was asked for."""
+
+
+def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, Any]) -> Imported:
+    """Return ``spec.run`` for the options of ``reading``; ``overrides``, fields of ours, win over them.
+
+    Raises ConfigError with the options whose values are wrong: there, or in the field that they become.
+    """
+    reading.defaults, reading.overrides = trainer.defaults, overrides
+    reading.given = trainer.prepare(reading)
+    lines: dict[Fate, list[Line]] = {fate: [] for fate in Fate}
+    errors = []
+    for name, row in trainer.options.items():
+        if not reading.has(name):
+            continue
+        try:
+            fate, line = _line(reading, name, row)
+        except ConfigError as error:
+            errors.append(error)
+        else:
+            if line.is_given or fate not in (Fate.AUTOMATIC, Fate.INERT):
+                lines[fate].append(line)
+    errors += _misplaced(trainer, reading)
+    for name in reading.given.keys() - trainer.options.keys():
+        hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
+        hint = hint if hint.startswith("; did") else ""
+        shown = None if _SECRET.search(name) else reading.value(name)
+        line = Line(name, shown, True, note=f"no option that is known here{hint}")
+        lines[Fate.UNKNOWN].append(line)
+    lines[Fate.UNKNOWN].sort(key=lambda line: line.option)
+    if errors:
+        raise join_errors(errors)
+    run = merge(_nested(trainer.base(reading)), {})
+    for line in lines[Fate.WRITTEN]:
+        run = merge(run, _nested(line.values))
+    sources = {
+        f"spec.run.{path}": line
+        for line in lines[Fate.WRITTEN]
+        for path in line.values
+        if value_at(overrides, path) is None
+    }
+    run = merge(run, overrides)
+    return Imported(trainer.name, run, _resolved(run, sources), lines, tuple(reading.prompts))
+
+
+def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
+    """Yield the error for each mapping that is given for an option, and each value for a mapping."""
+    sections = {name.rpartition(".")[0] for name in trainer.options}
+    for name in reading.given.keys() - trainer.options.keys():
+        above, _, below = name.rpartition(".")
+        value = reading.given[name]
+        if above in trainer.options and above not in reading.given:
+            yield ConfigError(above, {below: value}, "must not be a mapping")
+        if name in sections and value != {}:
+            yield ConfigError(name, value, "must be a mapping of options")
+
+
+def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
+    """Return what becomes of the option ``name``."""
+    value, is_given = reading.value(name), name in reading.given
+    shown = None if row.is_secret or _SECRET.search(name) else value
+    if row.fate is Fate.MISSING and _is_off(value, row.off):
+        return Fate.AUTOMATIC, Line(name, shown, is_given, note="off here too")
+    if row.convert is None:
+        return row.fate, Line(name, shown, is_given, note=row.note)
+    try:
+        values = row.convert(reading, name)
+    except InertError as error:
+        return Fate.INERT, Line(name, shown, is_given, note=str(error))
+    except NoCounterpartError as error:
+        return Fate.MISSING, Line(name, shown, is_given, note=str(error))
+    note = reading.notes.get(name, row.note)
+    if not values:
+        return Fate.AUTOMATIC, Line(name, shown, is_given, note=note)
+    return Fate.WRITTEN, Line(name, shown, is_given, values, note)
+
+
+_SECRET = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key|webhook\w*)$")
+"""In the names of options whose values are never shown, known or not."""
+
+
+def _is_off(value: object, off: tuple[object, ...]) -> bool:
+    """Return whether ``value`` asks for nothing: empty, or one of ``off``, of which 1 is not true."""
+    word = value.lower() if isinstance(value, str) else value
+    return word in ("false", "none", [], {}) or (value is not True and value in off)
+
+
+def _nested(values: Values) -> dict[str, Any]:
+    """Return ``values``, by paths with dots, as nested mappings."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        *sections, last = path.split(".")
+        below = nested
+        for section in sections:
+            below = below.setdefault(section, {})
+        below[last] = value
+    return nested
+
+
+def _resolved(run: Mapping[str, Any], sources: Mapping[str, Line]) -> RunConfig:
+    """Return what ``run`` resolves to; errors name the one of ``sources`` that a wrong field came from."""
+    try:
+        return resolve(run)
+    except ConfigError as error:
+        found = error.errors if isinstance(error, JoinedConfigError) else [error]
+        raise join_errors(_with_sources(found, sources)) from None
+
+
+def _with_sources(errors: list[ConfigError], sources: Mapping[str, Line]) -> Iterator[ConfigError]:
+    for error in errors:
+        line = sources.get(error.path)
+        if line is None:
+            yield error
+        else:
+            path = error.path.removeprefix("spec.run.")
+            yield ConfigError(line.option, line.value, f"{path} {error.allowed}")
+
+
+# Read a small file of another trainer: TOML, JSON or YAML.
+
+
+_DEEPEST = 32
+
+
+def read_document(path: Path) -> object:
+    """Return what ``path`` holds, which is small.
+
+    Raises ConfigError if it cannot be read, is malformed or too deep.
+    """
+    readers = {".toml": _toml, ".json": _json, ".yaml": parse_yaml, ".yml": parse_yaml}
+    read = readers.get(path.suffix.lower())
+    if read is None:
+        raise ConfigError(str(path), UNSET, f"must end in one of {', '.join(readers)}")
+    document = read(read_text(path), str(path))
+    if _is_deep(document):
+        raise ConfigError(str(path), UNSET, f"is nested more than {_DEEPEST} levels deep")
+    return document
+
+
+def _toml(text: str, source: str) -> object:
+    try:
+        return parse_toml(text)
+    except ValueError as error:  # TOMLDecodeError is one
+        raise ConfigError(source, UNSET, f"invalid TOML: {_reason(error)}") from None
+
+
+def _json(text: str, source: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:  # JSONDecodeError is a ValueError
+        raise ConfigError(source, UNSET, f"invalid JSON: {_reason(error)}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"duplicate key {key[:60]!r}")
+        found[key] = value
+    return found
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not a number of JSON")
+
+
+def _reason(error: Exception) -> str:
+    is_deep = isinstance(error, RecursionError)
+    return "nested too deeply" if is_deep else str(error).splitlines()[0][:200]
+
+
+def _is_deep(document: object) -> bool:
+    """Return whether ``document`` has more than _DEEPEST levels; without recursion."""
+    level = [document]
+    for _ in range(_DEEPEST):
+        lists = (list(it.values()) if isinstance(it, dict) else it for it in level)
+        level = [below for it in lists if isinstance(it, list) for below in it]
+    return bool(level)

@@ -1,0 +1,641 @@
+"""The folder of a package with what is needed to repeat its runs, made from what their nodes reported."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from fluxtrain.contract.run.closed_division import (
+    ACCUMULATION,
+    Deviation,
+    deviations,
+    unused_reasons,
+)
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.presets import MLPERF_TRAINING_SET, MLPERF_VALIDATION_SET
+from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.mlperf.evidence import (
+    BENCHMARK,
+    OTHERS_FOLDER,
+    WAIVERS_FILE,
+    FailedRun,
+    Run,
+    count_of,
+    file_name,
+    is_file,
+    write_failed,
+)
+from fluxtrain.mlperf.facts import DATA_KEY, SOURCE, NodeRecord, is_source, read, source_digest
+from fluxtrain.mlperf.jobs import read_ran_job
+from fluxtrain.mlperf.review.run_rules import chain_of, enclosed_name
+
+# ``init_datasets.sh`` of a package: the commands that prepare the data sets of its runs.
+
+
+_HEAD = """\
+#!/usr/bin/env bash
+# Once: the data sets of the runs. It can be stopped and started again.
+#   DATAROOT, MODELROOT   folders of the data sets, and of weights
+{more}set -euo pipefail
+here=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+python=${{ENVIRONMENT:-$here/environment}}/bin/python
+[ -x "$python" ] || python=${{PYTHON:-python3}}
+export PYTHONPATH=$here
+prepare() {{ "$python" -m fluxtrain.cli prepare "$@"; }}
+
+"""
+_MANIFESTS = {
+    "train": "flux-1-cc12m-preprocessed",
+    "validation": "flux-1-coco-preprocessed",
+    "empty_encodings": "flux-1-empty-encodings",
+}
+"""Names of MLCommons' manifests, by the fields of ``data``."""
+
+
+def init_datasets(run: Run, config: RunConfig) -> str:
+    """Return the script for ``run``: MLCommons' sets if it has their sizes, else what its source needs."""
+    is_benchmark = (run.number("train_samples"), run.number("eval_samples")) == (
+        MLPERF_TRAINING_SET,
+        MLPERF_VALIDATION_SET,
+    )
+    if config.data.source == "synthetic":
+        lines = ['echo "init_datasets: the runs generate their samples; nothing is needed"']
+        return _script("", lines)
+    if config.preset == "openmoji":
+        return _script("", ['prepare openmoji --data "$DATAROOT" --models "$MODELROOT"'])
+    if is_benchmark and config.data.source == "encoded":
+        text = "#   METADATA              folder or URL of MLCommons' manifests\n"
+        return _script(text, list(_downloads(config)))
+    if is_benchmark and config.preset == "mlperf-schnell-raw":
+        text = "#   COCO                  folder or URL of COCO's two archives of 2014\n"
+        text += "#   CC12M, FLUX           the raw training set; the encoders, as published\n"
+        return _script(text, list(_from_raw(config)))
+    return _script("", list(_own(config)))
+
+
+def _downloads(config: RunConfig) -> Iterator[str]:
+    """Yield the downloads of MLCommons' sets; each file is verified by its MD5."""
+    yield "METADATA=${METADATA:-https://training.mlcommons-storage.org/metadata}"
+    for each_field, name in _MANIFESTS.items():
+        folder = _at("DATAROOT", getattr(config.data, each_field))
+        yield f'prepare download --manifest "$METADATA/{name}.uri" --output {folder}'
+
+
+def _from_raw(config: RunConfig) -> Iterator[str]:
+    """Yield what prepares the raw sets and the encoders; each verifies what it reads."""
+    yield "CC12M=${CC12M:-hf://datasets/pixparse/cc12m-wds}"
+    yield "FLUX=${FLUX:-hf://black-forest-labs/FLUX.1-schnell}"
+    yield f'prepare cc12m --input "$CC12M" --output {_at("DATAROOT", config.data.train)}'
+    assert config.data.validation is not None, "a benchmark evaluates"
+    yield f'prepare coco --archives "$COCO" --output {_at("DATAROOT", config.data.validation)}'
+    yield 'prepare encoders --from "$FLUX" --output "$MODELROOT"'
+
+
+def _own(config: RunConfig) -> Iterator[str]:
+    """Yield commands that look for data sets which only the submitter can give."""
+    yield "missing=0"
+    fields = ["train" if config.data.images is None else "images"]
+    if config.data.validation is not None:
+        fields.append("validation")
+    if config.data.source == "encoded" and config.data.images is None:
+        fields.append("empty_encodings")
+    for each_field in fields:
+        path = _at("DATAROOT", getattr(config.data, each_field))
+        text = f'echo "init_datasets: data.{each_field} is missing: "{path} >&2; missing=1;'
+        yield f"[ -e {path} ] || {{ {text} }}"
+    yield 'exit "$missing"'
+
+
+def _at(root: str, path: str) -> str:
+    """Return ``path`` as a word of the shell, relative ones below the folder in the variable ``root``."""
+    quoted = shlex.quote(path)
+    return quoted if PurePosixPath(path).is_absolute() else f'"${root}"/{quoted}'
+
+
+def _script(more: str, lines: list[str]) -> str:
+    return _HEAD.format(more=more) + "\n".join(lines) + "\n"
+
+
+# ``SYSTEM_fluxtrain.json`` of a package: this implementation on this system, as data.
+
+
+_LOGGED = (
+    *("submission_org", "submission_division", "global_batch_size", "micro_batch_size"),
+    *("gradient_accumulation_steps", "train_samples", "eval_samples"),
+    *("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"),
+    "lowest_numerical_precision_in_comm",
+)
+"""Keys of the log that the file repeats."""
+
+
+def implementation_json(
+    run: Run, config: RunConfig, software: Software, image: str | None, name: str
+) -> dict[str, Any]:
+    """Return the description of ``name``, of a ``run`` and the software of all runs."""
+    return {
+        "implementation": name,
+        "benchmark": BENCHMARK,
+        **{key: run.value(key) for key in _LOGGED},
+        "starting_weights": config.initial_weights or "random, from the seed of each run",
+        "weight_data_type": f"{config.precision.weights}, computed in {config.precision.compute}",
+        "input_data_type": config.encoders.precision,
+        "data": {
+            "source": config.data.source,
+            "train": config.data.train,
+            "validation": config.data.validation,
+            "order": config.data.order,
+            "index_sha256": run.value(DATA_KEY),
+        },
+        "source": {
+            "version": software.fluxtrain,
+            "commit": software.revision or None,
+            "sha256": software.source_sha256,
+        },
+        "python": software.python,
+        "image": image,
+        "in_container": software.in_container,
+    }
+
+
+# The statement of a package on how its runs differ from MLPerf's reference.
+
+
+DEVIATIONS_FILE = "deviations.md"
+_MAX_SHOWN = 8
+_NO_REASON = "set by the job; the submitter gave no reason"
+
+
+def parse_reasons(texts: Iterable[str]) -> dict[str, str]:
+    """Return the reasons from ``FIELD=REASON``; raise ConfigError for other texts."""
+    reasons: dict[str, str] = {}
+    for text in texts:
+        field, _, reason = text.partition("=")
+        if not field.strip() or not reason.strip():
+            raise ConfigError("--reason", text, "must be FIELD=REASON, such as model=a smaller one")
+        reasons[field.strip()] = reason.strip()
+    return reasons
+
+
+def require_used(config: RunConfig, reasons: Mapping[str, str]) -> None:
+    """Raise ConfigError if there is a reason for what is not changed."""
+    if unused := unused_reasons(config, reasons):
+        changed = [each.topic for each in deviations(config, {}) if "." in each.topic]
+        text = (
+            f"is as in the reference, or no field; changed fields: {', '.join(changed) or 'none'}"
+        )
+        raise ConfigError("--reason", unused[0], text)
+
+
+def statement(found: Sequence[Deviation]) -> str:
+    """Return the statement in Markdown: one row for each difference."""
+    rows = [f"{row_of(each, each.reason or _NO_REASON)} |" for each in found]
+    return "\n".join(
+        [
+            "# Differences from the reference",
+            "",
+            "How these runs differ from MLCommons' reference of the benchmark, where it bears on numbers.",
+            "",
+            "| | reference | these runs | reason |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def row_of(found: Deviation, reason: str) -> str:
+    """Return the row of a difference in the statement, up to its end."""
+    return f"| {' | '.join(map(cell, (found.topic, found.reference, found.run, reason)))}"
+
+
+def summary(found: Sequence[Deviation]) -> str:
+    """Return the number of differences, and those of which nobody gave a reason."""
+    silent = [each.topic for each in found if each.reason is None]
+    shown = ", ".join(silent[:_MAX_SHOWN]) + (", ..." if len(silent) > _MAX_SHOWN else "")
+    rest = f"; without a reason (--reason FIELD=REASON): {shown}" if silent else ""
+    return f"{len(found)}{rest}"
+
+
+def cell(text: str) -> str:
+    """Return ``text`` as a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+# Writes the folder of a package with what is needed to repeat its runs.
+#
+# SYSTEM_fluxtrain/   README.md                        what ran, and the steps to repeat it
+# SYSTEM_fluxtrain.json            the implementation on this system, as data   Dockerfile
+# the image that ran, by its digest   setup.sh init_datasets.sh run_and_time.sh   config_0.json ...
+# job_0.yaml ... each run's configuration, alone and as a job   chain_0.jsonl ...                the
+# chain of each run's log   fluxtrain/ requirements.txt      the sources and packages that ran
+# nodes.json                       what each node of each run reported of itself   deviations.md
+# each difference from the reference, with its reason   other_runs/                      the logs of
+# runs that do not count: of more than ten, and failed ones   failed_runs.json                 why
+# the failed ones failed   waivers.json                     the review's findings that the submitter
+# knows of
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_EXECUTABLE = 0o755
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What the submitter states: reasons for findings of the review and for changes, and the image."""
+
+    waivers: Mapping[str, str] = field(default_factory=dict)
+    """By rule of the review."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """By field of the configuration, or by section."""
+    image: str | None = None
+    """By its digest; None if the runs were in none."""
+    others: Sequence[Run] = ()
+    """Of more than ten runs, those that do not count."""
+    failed: Sequence[FailedRun] = ()
+    """Runs that failed before their end."""
+
+
+def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
+    """Return how ``run`` differs from the reference; raise ConfigError for a reason without a difference."""
+    config = run.resolved
+    require_used(config, reasons)
+    found = list(deviations(config, reasons))
+    steps = run.number("gradient_accumulation_steps") or 1
+    return [*found, ACCUMULATION] if steps > 1 else found
+
+
+def write_implementation(
+    runs: Sequence[Run],
+    description: Mapping[str, str],
+    statements: Statements,
+    folder: Path,
+) -> None:
+    """Write the ``folder`` of ``runs``, which have equal settings.
+
+    Raises ConfigError if they ran different software, or other sources than this program's.
+    """
+    software, config = ran_software(runs), runs[0].resolved
+    _copy_sources(software, folder / "fluxtrain")
+    for index, run in enumerate(runs):
+        _write_json(folder / f"config_{index}.json", dict(run.config or {}))
+        if (chain := chain_of(run)) is not None and is_file(chain):
+            shutil.copyfile(chain, folder / enclosed_name(index))
+        job = job_text(run, f"result-{index}", statements.image)
+        (folder / f"job_{index}.yaml").write_text(job)
+    (folder / "requirements.txt").write_text(software.requirements)
+    (folder / "Dockerfile").write_text(dockerfile(software, statements.image))
+    _write_script(folder / "init_datasets.sh", init_datasets(runs[0], config))
+    for script in sorted(_TEMPLATES.glob("*.sh")):
+        _write_script(folder / script.name, script.read_text())
+    _write_json(folder / NODES_FILE, reported_nodes(runs))
+    for index, run in enumerate(statements.others):
+        (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(run.log, folder / OTHERS_FOLDER / f"run_{index:02}.txt")
+    write_failed(statements.failed, folder)
+    if statements.waivers:
+        _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
+    found = run_deviations(runs[0], statements.reasons)
+    (folder / DEVIATIONS_FILE).write_text(statement(found))
+    about = implementation_json(runs[0], config, software, statements.image, folder.name)
+    _write_json(folder / f"{folder.name}.json", about)
+    facts = (software, statements.image, statements.waivers, statements.others, statements.failed)
+    text = readme(runs, description, *facts)
+    (folder / "README.md").write_text(text)
+
+
+def _copy_sources(software: Software, target: Path) -> None:
+    """Copy the sources that ran to ``target``; raise ConfigError if this program's are others."""
+    require_sources(software)
+    for path in sorted(SOURCE.rglob("*")):
+        relative = path.relative_to(SOURCE)
+        if path.is_file() and is_source(relative):
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / relative)
+
+
+def _write_json(path: Path, values: object) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _write_script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(_EXECUTABLE)
+
+
+# The image of the runs by its digest, and the Dockerfile of a package.
+
+
+_DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+_OPTION = "--image"
+_HOW = "the imageID in the status of the run's pods: kubectl get pod NAME -o yaml"
+
+
+def fetched_image(runs: Sequence[Run]) -> str | None:
+    """Return the image of all ``runs`` if they were fetched from a cluster that told it by its digest.
+
+    Raises ConfigError if they were in different ones.
+    """
+    jobs = [read_ran_job(run.log.parent) for run in runs]
+    images = {str(job["spec"].get("image")) for job in jobs if job is not None}
+    found = sorted(image for image in images if _DIGEST.fullmatch(image))
+    if len(found) > 1:
+        text = f"the runs were in different images: {', '.join(found)}"
+        raise ConfigError(_OPTION, UNSET, text)
+    return found[0] if found else None
+
+
+def find_image(given: str | None, software: Software, closed: bool) -> str | None:
+    """Return the ``given`` image, None if the runs were in no container or, if open, it is unknown.
+
+    Raises ConfigError if it is not given by its digest, or missing in the closed division.
+    """
+    if given is None:
+        if software.in_container and closed:
+            text = (
+                f"missing: the runs were in a container; needed: REPOSITORY@sha256:DIGEST ({_HOW})"
+            )
+            raise ConfigError(_OPTION, UNSET, text)
+        return None
+    image = given.removeprefix("docker-pullable://")  # of the status of pods on Docker
+    if not _DIGEST.fullmatch(image):
+        text = f"must be REPOSITORY@sha256:DIGEST, as tags can be moved ({_HOW})"
+        raise ConfigError(_OPTION, given, text)
+    return image
+
+
+def dockerfile(software: Software, image: str | None) -> str:
+    """Return a Dockerfile of what ran: from ``image``, or from Python and the packages of the runs."""
+    commit = software.revision or "unknown"
+    label = f"LABEL org.opencontainers.image.revision={commit}"
+    if image is not None:
+        return "\n".join(
+            [
+                "# The image that ran, by its digest, with this folder in it.",
+                f"# It was built by images/trainer.Dockerfile of fluxtrain, commit {commit}.",
+                f"FROM {image}",
+                "COPY . /implementation",
+                label,
+                "ENTRYPOINT []",
+                'CMD ["/implementation/run_and_time.sh"]',
+                "",
+            ]
+        )
+    known = "was not in a container" if not software.in_container else "is not known by its digest"
+    return "\n".join(
+        [
+            f"# What ran {known}. This image has the same Python and packages.",
+            "# Torch for GPUs is not in pip's default index: --build-arg PIP_OPTIONS=--index-url=...",
+            f"FROM python:{software.python}-slim",
+            'ARG PIP_OPTIONS=""',
+            "COPY requirements.txt /tmp/",
+            "RUN pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --requirement /tmp/requirements.txt",
+            "COPY . /implementation",
+            label,
+            'CMD ["/implementation/run_and_time.sh"]',
+            "",
+        ]
+    )
+
+
+# The FluxTraining of a packaged run: the job that ran, with its configuration and seed in full.
+
+
+_STORAGE = {
+    "data": {"persistentVolumeClaim": {"claimName": "data"}},
+    "models": {"persistentVolumeClaim": {"claimName": "models"}},
+    "output": {"persistentVolumeClaim": {"claimName": "output"}},
+}
+
+
+def job_text(run: Run, name: str, image: str | None) -> str:
+    """Return the job that repeats ``run``, in YAML: its nodes, GPUs and image, and its own seed.
+
+    The spec is that of the job that ran, if it was fetched from a cluster, without the jobs that it followed.
+    """
+    config = dict(run.config or {})
+    if (seed := run.number("seed")) is not None:
+        config["seed"] = seed
+    ran = read_ran_job(run.log.parent)
+    spec = _told_spec(run) if ran is None else _alone(ran["spec"])
+    spec = {**spec, **({} if image is None else {"image": image}), "run": config}
+    job = {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+    head = "# Volume claims have other names elsewhere; fluxtrain run ignores them.\n"
+    return head + yaml.safe_dump(job, sort_keys=False)
+
+
+def _alone(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``spec`` as that of a job that waits for no other."""
+    lifecycle = {
+        name: value
+        for name, value in (spec.get("lifecycle") or {}).items()
+        if name not in ("startAfter", "startWhen")
+    }
+    return {**spec, "lifecycle": lifecycle}
+
+
+def _told_spec(run: Run) -> dict[str, Any]:
+    """Return nodes and GPUs as the log tells them, and claims to fill in."""
+    spec: dict[str, Any] = {"storage": _STORAGE}
+    if (nodes := count_of(run.system, "number_of_nodes")) is not None and nodes > 0:
+        spec["nodes"] = {"min": nodes, "max": nodes}
+    if (gpus := count_of(run.system, "accelerators_per_node")) is not None:
+        spec["gpusPerNode"] = gpus
+    return spec
+
+
+# ``README.md`` of a package: what ran, and the steps to repeat it.
+
+
+_TEMPLATE = Path(__file__).parent / "templates/README.md"
+_WITHOUT_IMAGE = """\
+$ ./setup.sh             # the packages of requirements.txt, once on each node
+$ ./init_datasets.sh     # once
+$ ./run_and_time.sh N"""
+_IN_IMAGE = """\
+$ docker build --tag result .
+$ ROOTS="-v /data:/data -v /models:/models -v /results:/results -e DATAROOT -e MODELROOT -e LOGDIR"
+$ docker run --rm $ROOTS result /implementation/init_datasets.sh
+$ DEVICES="--device /dev/kfd --device /dev/dri"    # of AMD; of NVIDIA: --gpus all
+$ docker run --rm $ROOTS --ipc host $DEVICES result /implementation/run_and_time.sh N"""
+
+
+def readme(
+    runs: Sequence[Run],
+    description: Mapping[str, str],
+    software: Software,
+    image: str | None,
+    waivers: Mapping[str, str],
+    others: Sequence[Run],
+    failed: Sequence[FailedRun],
+) -> str:
+    """Return the text for ``runs`` on the system of ``description``."""
+    rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
+    head = "\nFindings of `fluxtrain mlperf review` that are waived:\n\n"
+    return _TEMPLATE.read_text().format(
+        **description,
+        version=software.fluxtrain,
+        python=software.python,
+        commit=software.revision or "unknown",
+        where=_where(software, image),
+        steps=_WITHOUT_IMAGE if image is None else _IN_IMAGE,
+        results="\n".join(_row(f"result_{index}.txt", run) for index, run in enumerate(runs)),
+        others=_others(others, len(runs)) + _failed(failed),
+        waived=head + "\n".join(rows) if rows else "",
+    )
+
+
+def _where(software: Software, image: str | None) -> str:
+    if image is not None:
+        return f"The runs were in the image `{image}`, which `Dockerfile` extends."
+    if software.in_container:
+        return "The runs were in a container whose image is not known by its digest."
+    return "The runs were in no container; `Dockerfile` makes one with the same packages."
+
+
+def _others(others: Sequence[Run], counted: int) -> str:
+    """Return the rows of the runs that do not count, and why they do not."""
+    if not others:
+        return ""
+    rows = [_row(f"other_runs/run_{index:02}.txt", run) for index, run in enumerate(others)]
+    text = f"The result is the consecutive {counted} with the median score, of {counted + len(others)} runs."
+    return "\n".join([*rows, "", text, ""])
+
+
+def _failed(failed: Sequence[FailedRun]) -> str:
+    """Return what is known of the runs that failed, a line for each."""
+    if not failed:
+        return ""
+    lines = [f"- {_told(number, run)}" for number, run in enumerate(failed)]
+    text = "Runs that failed before their end, and so are no runs of a result:"
+    return "\n".join(["", text, "", *lines, ""])
+
+
+def _told(number: int, run: FailedRun) -> str:
+    log = "no log" if run.log is None else f"`{file_name(number)}`, seed {run.log.value('seed')}"
+    code = "" if run.exit_code is None else f" (exit code {run.exit_code})"
+    return f"{run.name}, {log}: {cell(run.reason)}{code}"
+
+
+def _row(name: str, run: Run) -> str:
+    time = f"{run.minutes:.2f}" if run.samples else ""
+    return f"| {name} | {run.value('seed')} | {run.samples or 'did not converge'} | {time} |"
+
+
+# The software of the runs of a result, as their nodes reported it: the same in all of them.
+
+
+NODES_FILE = "nodes.json"
+"""Of a package, beside its code."""
+_SOFTWARE_MAX_SHOWN = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]*")
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions, commit and digest of the sources, and packages of all nodes of all runs."""
+
+    python: str
+    fluxtrain: str
+    revision: str
+    """Empty if nobody knows it."""
+    source_sha256: str
+    in_container: bool
+    packages: Mapping[str, str]
+
+    @property
+    def requirements(self) -> str:
+        """Return the lines of requirements.txt, without fluxtrain, which is enclosed."""
+        others = [f"{name}=={version}" for name, version in self.packages.items()]
+        return "".join(f"{line}\n" for line in others if not line.startswith("fluxtrain=="))
+
+    def no_name(self) -> str | None:
+        """Return what is no name or version, so that it must not get into files that are run."""
+        known = (self.python, self.fluxtrain, self.revision)
+        texts = [*self.packages, *self.packages.values(), *filter(None, known)]
+        return next((text for text in texts if not _NAME.fullmatch(text)), None)
+
+
+def records(run: Run) -> list[NodeRecord]:
+    """Return what the nodes of ``run`` reported."""
+    return read([(line.key, line.value) for line in run.events])
+
+
+def reported_nodes(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of the nodes of each run, as NODES_FILE has them."""
+    return {
+        f"result_{index}": [asdict(record) for record in records(run)]
+        for index, run in enumerate(runs)
+    }
+
+
+def ran_software(runs: Sequence[Run]) -> Software:
+    """Return the software of all nodes of ``runs``; raise ConfigError if one has none, or another one."""
+    found: dict[str, Software] = {}
+    for run in runs:
+        told = [record for record in records(run) if record.software and record.packages]
+        if not told:
+            text = "its log does not say which software ran; repeat the run with this version"
+            raise ConfigError(run.name, UNSET, text)
+        for record in told:
+            found[f"{run.name}, nodes {record.nodes}"] = _software(record)
+    for place, each in found.items():
+        if (name := each.no_name()) is not None:
+            raise ConfigError(place, name, "is no name or version of a package, as a log has them")
+    (first_place, first), *others = found.items()
+    for place, other in others:
+        if other != first:
+            text = f"ran other software than {first_place}: {_difference(first, other)}"
+            raise ConfigError(place, UNSET, text)
+    return first
+
+
+def require_sources(software: Software, folder: Path = SOURCE) -> None:
+    """Raise ConfigError unless ``folder`` holds the sources that ran."""
+    if source_digest(folder) != software.source_sha256:
+        ran = software.revision or f"version {software.fluxtrain}, of an unknown commit"
+        text = f"not the sources that ran ({ran}); package with those"
+        raise ConfigError("fluxtrain", str(folder), text)
+
+
+def _software(record: NodeRecord) -> Software:
+    told = record.software
+    return Software(
+        told.get("python", ""),
+        told.get("fluxtrain", ""),
+        told.get("revision", ""),
+        told.get("source_sha256", ""),
+        told.get("container") == "yes",
+        record.packages,
+    )
+
+
+def _difference(first: Software, other: Software) -> str:
+    """Return in words where two differ."""
+    texts = [
+        f"{name} {getattr(other, name) or 'unknown'} instead of {getattr(first, name) or 'unknown'}"
+        for name in ("python", "fluxtrain", "revision", "source_sha256", "in_container")
+        if getattr(first, name) != getattr(other, name)
+    ]
+    names = sorted({*first.packages, *other.packages})
+    texts += [
+        f"{name} {other.packages.get(name, 'none')} instead of {first.packages.get(name, 'none')}"
+        for name in names
+        if first.packages.get(name) != other.packages.get(name)
+    ]
+    more = (
+        f", and {len(texts) - _SOFTWARE_MAX_SHOWN} more" if len(texts) > _SOFTWARE_MAX_SHOWN else ""
+    )
+    return ", ".join(texts[:_SOFTWARE_MAX_SHOWN]) + more

@@ -1,0 +1,298 @@
+"""Rules on the runs of one result: the same system and settings, seeds of their own, convergence."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, TypeVar
+
+from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.evidence import FailedRun, Result, Run
+from fluxtrain.mlperf.facts import DATA_KEY
+from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, score
+
+# A rule of the benchmark's text as code, and what it finds.
+
+
+T = TypeVar("T")
+Check = Callable[[T], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, in which run or result, and what to do."""
+
+    rule: str
+    section: (
+        str  # of MLCommons' training rules; empty for a rule of its submission rules or checkers
+    )
+    place: str
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Rule(Generic[T]):
+    """A named rule for one run or for one result; ``check`` yields a text per finding."""
+
+    name: str
+    section: str
+    fix: str
+    check: Check[T]
+    closed_only: bool
+
+    def findings(self, subject: T, place: str, closed: bool) -> Iterator[Finding]:
+        """Yield what the rule finds in ``subject``, which is of the closed division or not."""
+        if self.closed_only and not closed:
+            return
+        for text in self.check(subject):
+            yield Finding(self.name, self.section, place, text, self.fix)
+
+
+def rule(
+    name: str, section: str, fix: str, closed_only: bool = False
+) -> Callable[[Check[T]], Rule[T]]:
+    """Return a decorator that makes a check a rule."""
+
+    def decorate(check: Check[T]) -> Rule[T]:
+        return Rule(name, section, fix, check, closed_only)
+
+    return decorate
+
+
+# Rules on the runs of one result: the same system and settings, seeds of their own, convergence.
+
+
+_SUBMISSION = (
+    *("submission_org", "submission_platform", "submission_division", "submission_status"),
+    "global_batch_size",
+)
+"""Keys that name the result: MLCommons' tools need them equal in its runs."""
+_SETTINGS = (
+    *("micro_batch_size", "gradient_accumulation_steps"),
+    *("opt_name", "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon"),
+    *("opt_adamw_weight_decay", "opt_gradient_clip_norm", "opt_base_learning_rate"),
+    *("opt_learning_rate_warmup_steps", "opt_learning_rate_decay_schedule", "evaluation_frequency"),
+    *("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"),
+    *("lowest_numerical_precision_in_comm", "train_samples", "eval_samples", "target_accuracy"),
+    DATA_KEY,
+    *(f"{axis}_parallelism" for axis in ("tensor", "pipeline", "context", "expert")),
+)
+"""Keys whose values are the same in all runs of a result."""
+_DEFAULT_SEED = RunConfig.model_fields["seed"].default
+_MAX_NAMES = 4
+_OWN = ("seed", "output")
+"""Fields of the configuration that are each run's own."""
+_SAME = "Give runs of one result: the same system, software and settings, and a seed for each."
+
+
+@rule(
+    "ten-runs",
+    "12",
+    f"Give {NUM_RUNS} runs: a result is the mean of {NUM_RUNS - 2} of them. A campaign gets more with "
+    "fluxtrain mlperf campaign FILE --runs N --apply.",
+)
+def ten_runs(result: Result) -> Iterator[str]:
+    """A result has ten runs."""
+    if len(result.runs) != NUM_RUNS:
+        yield f"{len(result.runs)} runs; needed: {NUM_RUNS}"
+
+
+@rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
+def converged_runs(result: Result) -> Iterator[str]:
+    """One run at most did not reach the target, also of failed ones: if they diverged, or took longest."""
+    lost = [run.name for run in result.runs if not run.succeeded]
+    lost += [run.name for run in result.failed if _did_not_converge(run, result)]
+    if len(lost) > 1:
+        yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
+
+
+@rule("same-submission", "2.2", _SAME)
+def same_submission(result: Result) -> Iterator[str]:
+    """The logs have the same submitter, platform, division, status and global batch size."""
+    for key in _SUBMISSION:
+        yield from _differences(key, {run.name: run.value(key) for run in result.runs})
+
+
+@rule("same-settings", "2.2", _SAME)
+def same_settings(result: Result) -> Iterator[str]:
+    """What the logs say of micro batch, optimizer, schedule, precision and parallelism is equal."""
+    for key in _SETTINGS:
+        yield from _differences(key, {run.name: run.value(key) for run in result.runs})
+
+
+@rule("same-configuration", "2.2", _SAME)
+def same_configuration(result: Result) -> Iterator[str]:
+    """The configurations are equal but for the seed and the output."""
+    configured = [run for run in result.runs if run.config is not None]
+    fields = sorted({name for run in configured for name in run.config or {}} - set(_OWN))
+    for field in fields:
+        yield from _differences(
+            f"{field} in config.json",
+            {run.name: (run.config or {}).get(field) for run in configured},
+        )
+
+
+@rule("same-system", "2.2", _SAME)
+def same_system(result: Result) -> Iterator[str]:
+    """The nodes' own descriptions are equal: their number, hardware, software."""
+    described = [run for run in result.runs if run.system]
+    for field in sorted({name for run in described for name in run.system}):
+        yield from _differences(field, {run.name: run.system.get(field) for run in described})
+
+
+@rule(
+    "seeds-are-random",
+    "5.1",
+    "Draw each run's seed from the clock or the system's randomness.",
+    closed_only=True,
+)
+def seeds_are_random(result: Result) -> Iterator[str]:
+    """Each run has a seed, of its own, and not the default one."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for run in result.runs:
+        if run.first("seed") is None:
+            yield f"{run.name} has no seed"
+        elif run.value("seed") == _DEFAULT_SEED:
+            yield f"{run.name} has the default seed {_DEFAULT_SEED}, a constant"
+        found[repr(run.value("seed"))].append(run.name)
+    for seed, names in found.items():
+        if len(names) > 1 and seed != "None":
+            yield f"the seed {seed} is that of {_names(names)}"
+
+
+@rule("runs-are-different-runs", "12", "Give each run once.")
+def runs_are_different_runs(result: Result) -> Iterator[str]:
+    """No two logs are of the same run."""
+    marks: tuple[tuple[str, Callable[[Run], object]], ...] = (
+        ("start at the same millisecond", _start),
+        ("have the same losses", _losses),
+    )
+    for what, mark in marks:
+        same: dict[object, list[str]] = defaultdict(list)
+        for run in result.runs:
+            if (value := mark(run)) is not None:
+                same[value].append(run.name)
+        for names in same.values():
+            if len(names) > 1:
+                yield f"{_names(names)} {what}"
+
+
+@rule(
+    "converges-as-the-reference",
+    "13",
+    "Look for a difference from the reference (learning rate, data order, evaluation), or supply reference "
+    "runs of your own.",
+    closed_only=True,
+)
+def converges_as_the_reference(result: Result) -> Iterator[str]:
+    """The mean of the samples is not below what the reference's points allow."""
+    size = result.runs[0].number("global_batch_size")
+    if len(result.runs) != NUM_RUNS or size is None:
+        return
+    samples = [run.samples for run in result.runs]
+    compared = compare_with_reference(samples, size, result.ruleset)
+    if not compared.accepted:
+        schedule = REFERENCE_SCHEDULES.get(size)
+        text = "" if schedule is None else f"; its runs of batch size {size} have {schedule}"
+        yield explain(compared, size, result.ruleset) + text
+
+
+@rule(
+    "median-of-the-windows",
+    "12",
+    "Package all runs with fluxtrain mlperf package, which takes the ten that count.",
+)
+def median_of_the_windows(result: Result) -> Iterator[str]:
+    """Of more than ten runs the result is the consecutive ten with the median score."""
+    if not result.others:
+        return
+    every = [*result.runs, *result.others]
+    window = median_window(every)
+    if {id(run) for run in window} != {id(run) for run in result.runs}:
+        first, last = window[0].name, window[-1].name
+        yield f"of {len(every)} runs, the ten from {first} to {last} have the median score, not these"
+
+
+RULES: tuple[Rule[Result], ...] = (
+    ten_runs,
+    median_of_the_windows,
+    converged_runs,
+    same_submission,
+    same_settings,
+    same_configuration,
+    same_system,
+    seeds_are_random,
+    runs_are_different_runs,
+    converges_as_the_reference,
+)
+OF_ALL_RUNS = (same_submission, seeds_are_random, runs_are_different_runs)
+"""Rules without which runs are no result, also for those of more than ten that do not count."""
+OF_ONE_RESULT = (ten_runs, converged_runs)
+"""The same, for the ten."""
+
+
+def _did_not_converge(failed: FailedRun, result: Result) -> bool:
+    """Return whether a failed run diverged, or was evaluated beyond the samples of the slowest run."""
+    if failed.diverged or failed.log is None:
+        return failed.diverged
+    evaluated = [line.samples or 0 for line in failed.log.all("eval_accuracy")]
+    converged = [run.samples for run in result.runs if run.samples is not None]
+    return bool(converged) and max(evaluated, default=0) > max(converged)
+
+
+def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
+    """Yield a text if the ``values`` by run are not equal."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, value in values.items():
+        found[json.dumps(value, sort_keys=True)].append(name)
+    if len(found) > 1:
+        common, *others = sorted(found, key=lambda text: -len(found[text]))
+        told = "; ".join(f"{_short(text)} in {_names(found[text])}" for text in others)
+        yield f"{what} is {_short(common)} in most runs, but {told}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_NAMES
+    return f"{', '.join(names[:_MAX_NAMES])}{f' and {more} more' if more > 0 else ''}"
+
+
+def _start(run: Run) -> object:
+    line = run.first("run_start")
+    return None if line is None else line.fields["time_ms"]
+
+
+def _losses(run: Run) -> object:
+    losses = [line.value for line in run.all("eval_accuracy")]
+    return tuple(map(str, losses)) if losses else None
+
+
+# Which ten of more than ten runs are a result: the consecutive ones with the median score.
+#
+# MLCommons' rules allow more runs than a result has, but not a choice among them.
+
+
+def median_window(runs: Sequence[Run]) -> list[Run]:
+    """Return the ten consecutive runs, by their start, whose score is the median of all such windows.
+
+    Of two medians it is the slower. A window in which two runs did not converge is the slowest.
+    """
+    ordered = sorted(runs, key=_window_start)
+    starts = range(max(1, len(ordered) - NUM_RUNS + 1))
+    windows = [ordered[start : start + NUM_RUNS] for start in starts]
+    ranked = sorted(windows, key=lambda window: score([run.minutes for run in window], 1.0))
+    return ranked[len(ranked) // 2]
+
+
+def _window_start(run: Run) -> float:
+    """Return the time of run_start in milliseconds; runs without one come last."""
+    line = run.first("run_start")
+    return inf if line is None else float(line.fields["time_ms"])

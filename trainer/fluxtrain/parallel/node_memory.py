@@ -1,0 +1,158 @@
+"""The memory of snapshots in a node, from the config alone; without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from fluxtrain.contract.run.adapter import AdapterConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding
+from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimizerName, is_quantized
+from fluxtrain.model.layers import Shape, adapted_layers, entries
+
+_FLOAT32 = 4
+"""Bytes of each number of an optimizer's state."""
+_SHARED_BYTES: Mapping[OptimizerName, tuple[int, int]] = {
+    "prodigy": (3, 8),
+    "schedule_free_adamw": (2, 8),
+}
+"""Numbers of the whole optimizer, and the bytes of each."""
+_SLOTS = 2
+"""Images of each part: they are written in turn."""
+_BLOCKS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
+
+
+def takes_snapshots(config: RunConfig) -> bool:
+    """Return whether the trainers of ``config`` take snapshots in memory."""
+    return config.task == "train" and config.checkpoint.memory_every_steps != 0
+
+
+def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node: int) -> int:
+    """Return the most memory of snapshots in a node, on any of ``rank_counts`` ranks; 0 without snapshots.
+
+    It has two images of each of its ranks and, with a partner, two of each rank of the node before.
+    """
+    if not takes_snapshots(config):
+        return 0
+    smallest = dict[int, int]()  # shards by images of a slot: fewer shards are larger
+    for count in rank_counts:
+        sharding = Sharding.of(config, count, ranks_per_node)
+        images = 2 if sharding.dp_replicate == 1 and sharding.num_nodes > 1 else 1
+        smallest[images] = min(sharding.dp_shard, smallest.get(images, sharding.dp_shard))
+    of_a_rank = (images * image_bytes(config, shards) for images, shards in smallest.items())
+    return _SLOTS * ranks_per_node * max(of_a_rank)
+
+
+def image_bytes(config: RunConfig, num_shards: int) -> int:
+    """Return the bytes of the largest of ``num_shards`` parts of the training state."""
+    shapes = list(trained_shapes(config))
+    weights = sum(_values_of(shape, num_shards) * count for shape, count in shapes)
+    numbers = config.optim.state_values * weights
+    if config.optim.name == "adafactor":
+        numbers += _values_of_moments(shapes, num_shards)
+    quantized = moments_bytes(config, num_shards) if config.optim.name == "adamw_8bit" else 0
+    count, width = _SHARED_BYTES.get(config.optim.name, (0, 0))
+    state = _FLOAT32 * numbers + quantized + -(-count // num_shards) * width
+    return config.precision.weight_bytes * weights + state
+
+
+def moments_bytes(config: RunConfig, num_shards: int) -> int:
+    """Return the bytes of adamw_8bit's moments in the largest of ``num_shards`` parts."""
+    return _moments_bytes(config.model, config.adapter, num_shards)
+
+
+@lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
+def _moments_bytes(model: ModelConfig, adapter: AdapterConfig | None, num_shards: int) -> int:
+    total = 0
+    for shape, count in _trained_shapes(model, adapter):
+        values = _values_of(shape, num_shards)
+        if is_quantized(shape):
+            blocks = -(-shape[1] // QUANTIZED_BLOCK)
+            values += _FLOAT32 * _values_of((shape[0], blocks), num_shards)
+        else:
+            values *= _FLOAT32
+        total += 2 * values * count
+    return total
+
+
+def trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
+    """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
+    return _trained_shapes(config.model, config.adapter)
+
+
+def _trained_shapes(
+    model: ModelConfig, adapter: AdapterConfig | None
+) -> Iterator[tuple[Shape, int]]:
+    if adapter is not None:
+        for layer in adapted_layers(model, adapter):
+            yield from ((shape, 1) for shape in layer.shapes.values())
+        return
+    one_of_each = model.model_copy(update={"depth": 1, "depth_single_blocks": 1})
+    depths: dict[str, int] = {kind: getattr(model, field) for kind, field in _BLOCKS.items()}
+    for entry in entries(one_of_each):
+        yield entry.shape, depths.get(entry.name.partition(".")[0], 1)
+
+
+def _values_of(shape: Shape, num_shards: int) -> int:
+    """Return the values in the largest of ``num_shards`` blocks of rows."""
+    rows, *columns = shape
+    return -(-rows // num_shards) * prod(columns)
+
+
+def _values_of_moments(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> int:
+    """Return the numbers of Adafactor's moments: of each row, and a part of all matrices' columns."""
+    rows = sum(_values_of(shape[:1], num_shards) * count for shape, count in shapes)
+    columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
+    return rows + _values_of((columns,), num_shards)
+
+
+# The batches that data loaders keep in /dev/shm, from the config alone; without torch.
+
+
+_HELD = 2
+"""Batches that a rank holds beside those loaded ahead: the one in use, and the one that is being pinned."""
+_CAPTION_BYTES = 8192
+
+
+def loader_bytes(config: RunConfig, num_ranks: int) -> int:
+    """Return the most bytes that the loaders of one of at least ``num_ranks`` ranks keep in shared memory.
+
+    (num_workers x prefetch + 2) x samples of a batch x bytes of a sample, where the loaders of training and
+    of an evaluation exist at the same time; 0 if the training process loads.
+    """
+    if config.data.num_workers == 0:
+        return 0
+    batches = config.data.num_workers * config.data.prefetch + _HELD
+    return batches * _samples(config, num_ranks) * sample_bytes(config)
+
+
+def _samples(config: RunConfig, num_ranks: int) -> int:
+    """Return the samples of one batch of each loader that exists at the same time."""
+    if config.task == "preprocess":
+        return config.preprocess.batch_size
+    if config.task == "benchmark":
+        return max(config.benchmark.micro_batch_sizes or [config.benchmark.largest_micro_batch])
+    if config.task != "train":
+        return 0
+    share = math.ceil(config.schedule.global_batch_size / num_ranks)
+    evaluates = (
+        config.evaluation.every_samples or config.evaluation.at_start or config.evaluation.at_end
+    )
+    return min(config.parallel.micro_batch_size, share) + (
+        config.evaluation.batch_size if evaluates else 0
+    )
+
+
+def sample_bytes(config: RunConfig) -> int:
+    """Return the bytes of one sample in a batch, if its encodings are stored in float32.
+
+    Latent noise and noise, and the image and caption, or the text's encodings, mean and logvar.
+    """
+    latent = math.prod(config.latent_shape) * _FLOAT32
+    if config.data.source == "images":
+        return 2 * latent + 3 * config.data.image_size**2 + _CAPTION_BYTES
+    text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
+    return 4 * latent + text * _FLOAT32

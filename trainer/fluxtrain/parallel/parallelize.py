@@ -1,0 +1,298 @@
+"""Activation checkpointing, compiling, sharding and loading of the model, applied from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils.checkpoint import checkpoint
+
+from fluxtrain.contract.run.config import ParallelConfig, RunConfig, Sharding
+from fluxtrain.contract.run.precision import Precision, PrecisionConfig
+from fluxtrain.model.clip import ClipShape, ClipText, ClipWeights
+from fluxtrain.model.cost import offloaded_blocks
+from fluxtrain.model.flops import is_recomputed
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.fp8 import stored, use_fp8
+from fluxtrain.model.layers import (
+    BLOCKS,
+    MAGNITUDE,
+    TEXT_ENCODER,
+    WHOLE_MAGNITUDE,
+    adapted_layers,
+    has_small_base,
+    linear_layers,
+)
+from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magnitudes, measure
+from fluxtrain.model.offloading import Offloading
+from fluxtrain.model.parameters import initial_value
+from fluxtrain.parallel.compile import blocks, compile_blocks, compiles
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.step_times import StepTimes
+
+try:
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
+    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def build_model(
+    config: RunConfig,
+    world: World,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+    alive: Alive = lambda: None,
+    adapters: Mapping[str, Tensor] = MappingProxyType({}),
+    clip: ClipWeights | None = None,
+) -> Flux:
+    """Return the model with ``weights``, sharded over the ranks as in ``config.parallel``.
+
+    ``weights`` yields every unsharded parameter by name, but for those of adapters; without them the values
+    are random, as are those of adapters that ``adapters`` does not have. ``clip`` has the weights of the text
+    encoder, if its adapters are trained. ``alive`` is called after each parameter.
+    """
+    model = empty_model(config, world, None if clip is None else clip.shape)
+    initial = initial_weights(model, config.drawn_seed, world.device)
+    if weights is not None:
+        drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
+        initial = chain(
+            weights,
+            _of_text_encoder(clip),
+            ((name, _given(model, adapters, name, value)) for name, value in drawn),
+        )
+    load_weights(model, initial, world.device, alive)
+    return model
+
+
+def _of_text_encoder(clip: ClipWeights | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in clip.tensors.items() if clip is not None else ():
+        yield f"{TEXT_ENCODER}.{name}", tensor
+
+
+def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) -> Flux:
+    """Return the model without values, on the meta device: as in ``config.parallel``, for ``world``.
+
+    ``clip`` is the shape of the text encoder, if its adapters are trained; None: CLIP-L's.
+    """
+    with torch.device("meta"):
+        model = Flux(config.model).to(DTYPES[config.precision.weights])
+        if config.adapter is not None:
+            if config.adapter.clip is not None:
+                model.text_encoder = ClipText(clip or ClipShape.of(config.model))
+            layers = adapted_layers(config.model, config.adapter)
+            dropout = AdapterDropout.of(config.adapter)
+            small = linear_layers(config.model) if has_small_base(config) else ()
+            add_adapters(model, layers, DTYPES[config.precision.compute], dropout, small)
+    if config.precision.fp8 != "none":
+        use_fp8(model, config.precision.fp8, world.device)
+    recompute_activations(model, config.parallel.activation_checkpointing)
+    if compiles(config.parallel, world.device):
+        compile_blocks(model, has_sizes=config.data.buckets is not None)
+    if chosen := offloaded_blocks(config):
+        offload(model, chosen)
+    if uses_fsdp(config, world.size):
+        mesh = world.mesh(Sharding.of(config, world.size, world.local_size).dp_replicate)
+        shard(model, mesh, config.parallel, config.precision)
+    return model
+
+
+def uses_fsdp(config: RunConfig, num_ranks: int) -> bool:
+    """Return whether FSDP2 divides the model. The optimizer keeps the float32 weights of a single rank.
+
+    With torch < 2.10 a gradient has the data type of its parameter, so FSDP2 does that too.
+    """
+    precision = config.precision
+    return num_ranks > 1 or not (
+        precision.weights == precision.compute or hasattr(Tensor, "grad_dtype")
+    )
+
+
+def offload(model: Flux, numbers: Iterable[int]) -> None:
+    """Let the blocks with ``numbers`` have their frozen weights on the host; they have no memory yet."""
+    names = [f"{kind}.{number}" for kind in BLOCKS for number in range(len(getattr(model, kind)))]
+    chosen = [names[number] for number in numbers]
+    model.offloading = Offloading({name: model.get_submodule(name) for name in chosen})
+
+
+def recompute_activations(model: Flux, fraction: float) -> None:
+    """Apply activation checkpointing to ``fraction`` of the blocks, spread evenly."""
+    for index, block in enumerate(blocks(model)):
+        if is_recomputed(index, fraction):
+            block.forward = _recomputing(block.forward)
+
+
+def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``forward`` with activation checkpointing, as a function that torch.compile can trace."""
+
+    def recompute(*inputs: Tensor) -> Any:
+        # blocks use no random numbers but those that follow from their samples' keys
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+    return recompute
+
+
+def shard(
+    model: Flux, mesh: DeviceMesh, parallel: ParallelConfig, precision: PrecisionConfig
+) -> None:
+    """Apply FSDP2 to blocks, CLIP and the rest: gather in the compute dtype, reduce in ``precision.reduce``.
+
+    Inputs are not cast: timestep embedding and RoPE tables stay in float32. Each rank has all of the weights
+    that are in host memory.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=DTYPES[precision.compute],
+        reduce_dtype=DTYPES[precision.reduce],
+        cast_forward_inputs=False,
+    )
+    options: dict[str, Any] = {}  # torch < 2.7 has no ignored_params
+    if model.offloading is not None:
+        options["ignored_params"] = set(model.offloading.parameters)
+    for part in _parts(model):
+        fully_shard(
+            part,
+            mesh=mesh,
+            mp_policy=policy,
+            reshard_after_forward=parallel.reshards,
+            **options,
+        )
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+
+def _parts(model: Flux) -> list[nn.Module]:
+    """Return what is gathered and reduced by itself: the blocks, and CLIP if its adapters are trained."""
+    return [*blocks(model), *([] if model.text_encoder is None else [model.text_encoder])]
+
+
+def reduce_between_replicas(model: Flux, is_on: bool) -> None:
+    """Let backward passes of ``model`` reduce gradients between replicas, or sum them within each (HSDP)."""
+    for module in (*_parts(model), model):
+        if isinstance(module, FSDPModule):
+            module.set_requires_all_reduce(is_on, recurse=False)
+
+
+def free_gathered(model: Flux) -> None:
+    """Free gathered weights of ``model``, so that its next pass gathers those that it has by then."""
+    for module in (*_parts(model), model):
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def observe_waits(model: Flux, times: StepTimes) -> None:
+    """Tell ``times`` where this rank waits for others in the passes of ``model``, which is sharded.
+
+    FSDP2 waits for weights in a hook before each block and before the model. In a backward pass it does so
+    in hooks of their outputs, and reduces the gradients of a block once those of all its inputs are known.
+    """
+
+    def watch(tensors: object, call: Callable[[], None]) -> None:
+        if times.is_measured:
+            _before_gradients(tensors, call)
+
+    for module in (*_parts(model), model):
+        module.register_forward_pre_hook(_untraced(lambda *_: times.gather_begins()), prepend=True)
+        module.register_forward_pre_hook(_untraced(lambda *_: times.gather_ends()))
+        module.register_forward_hook(
+            _untraced(lambda module, inputs, outputs: watch(outputs, times.gather_begins)),
+            prepend=True,
+        )
+        module.register_forward_hook(
+            _untraced(lambda module, inputs, outputs: watch(outputs, times.gather_ends))
+        )
+    for block in blocks(model):
+        block.register_forward_pre_hook(
+            _untraced(lambda block, inputs: watch(inputs, times.gradient_ends))
+        )
+
+
+def _before_gradients(tensors: object, call: Callable[[], None]) -> None:
+    """Call ``call`` when the gradient of each of ``tensors`` is known, before hooks that are added later."""
+    for tensor in tensors if isinstance(tensors, tuple) else (tensors,):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda gradient: call())  # type: ignore[no-untyped-call]
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return ``hook`` as one that torch.compile leaves out of the graph, as it does FSDP2's."""
+    untraced: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return untraced
+
+
+def initial_weights(
+    model: nn.Module,
+    seed: int,
+    device: torch.device,
+    is_wanted: Callable[[str], bool] = lambda name: True,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the initial value of every parameter whose name ``is_wanted``.
+
+    A value depends on the seed and the name only, so it is the same for any number of ranks.
+    """
+    for name, parameter in model.named_parameters():
+        if is_wanted(name):
+            yield name, initial_value(name, parameter.shape, seed, device)
+
+
+def load_weights(
+    model: nn.Module,
+    weights: Iterable[tuple[str, Tensor]],
+    device: torch.device,
+    alive: Alive = lambda: None,
+) -> None:
+    """Copy this rank's part of ``weights`` into the parameters, which are on the meta device.
+
+    ``alive`` is called after each parameter.
+    """
+    allocate(model, device, alive)
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    if isinstance(model, Flux) and model.offloading is not None:
+        parameters |= model.offloading.host
+    with torch.no_grad():
+        for name, full in weights:
+            parameter = parameters[name]
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            values, full = stored(model, name, full)
+            local.copy_(_local_part(values, parameter))
+            measure(model, name, full)
+            alive()
+
+
+def allocate(model: nn.Module, device: torch.device, alive: Alive = lambda: None) -> None:
+    """Give the parameters of ``model``, which are on the meta device, memory without values.
+
+    It is on ``device``, or on the host for those that are copied to it. ``alive`` is called now and then.
+    """
+    offloading = model.offloading if isinstance(model, Flux) else None
+    if offloading is None:
+        model.to_empty(device=device)
+        return
+    with offloading.without_parameters():
+        model.to_empty(device=device)
+    offloading.allocate(device, alive)
+
+
+def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:
+    """Return the parameter ``name`` of ``adapters``; ``value`` if it is not there."""
+    layer, _, kind = name.rpartition(".")
+    whole = adapters.get(f"{layer}.{WHOLE_MAGNITUDE}") if kind == MAGNITUDE else None
+    if whole is not None:
+        return whole.to(value.device) - magnitudes(model)[layer]
+    return adapters.get(name, value)
+
+
+def _local_part(full: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return full
+    shape, offset = compute_local_shape_and_global_offset(
+        parameter.shape, parameter.device_mesh, parameter.placements
+    )
+    return full[tuple(slice(o, o + s) for s, o in zip(shape, offset, strict=True))]

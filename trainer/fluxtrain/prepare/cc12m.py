@@ -1,0 +1,699 @@
+"""CC12M for MLPerf: raw ``cc12m-wds`` tars in, cleaned tars out, as the reference cleans them.
+
+Unreadable samples and those with a side below 256 pixels are dropped; the first 1,099,776 of the others, in
+the order of the raw set, are the data set. Tars are cleaned in parallel and independently, and survive
+SIGKILL; the first samples are selected at the end, so the result does not depend on the number of workers.
+
+    OUTPUT/cc12m-train-0000.tar …   as data/tar reads them, with their indices
+    OUTPUT/dropped.jsonl            every dropped sample and the reason
+    OUTPUT/problematic_indices.txt  the indices of unreadable samples, found anew, as the reference lists them
+    OUTPUT/report.json              counts, by reason and by tar
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, TextIO, TypeVar
+
+from PIL import ExifTags, Image, ImageOps
+
+from fluxtrain.data.formats.tar import Member, quoted, read_members
+from fluxtrain.data.formats.tar_index import IMAGE_SUFFIXES, SIDECAR, open_index, split_name
+from fluxtrain.data.formats.tar_writer import TarWriter
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.fetch.http import HttpClient, is_url
+from fluxtrain.prepare.download import PREFIX, Entry, HubDataset, fetch, open_hub, read_manifest
+from fluxtrain.prepare.work import (
+    SETTINGS,
+    SIZE,
+    StagingDir,
+    available_cores,
+    encode,
+    error_summary,
+    finished_report,
+    map_in_order,
+    open_staging_dir,
+    read_json,
+    storage_errors,
+    write_json,
+)
+from fluxtrain.runtime.files import atomic_write, read_bytes
+from fluxtrain.runtime.progress_bar import Advance, OnProgress, progress_bar
+
+# Cleans one raw CC12M tar into a tar of the same name, and records which samples were dropped.
+#
+# NAME.tar              the usable samples, in their order; renamed into place when complete
+# work/NAME.tar.json    the record, written last: without it the tar is cleaned again
+
+
+NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot hold"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A dropped sample; ``position`` counts from the start of its raw tar."""
+
+    position: int
+    key: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass
+class CleanedTar:
+    """The record of one raw tar; ``kept`` are the positions of the samples in the cleaned tar."""
+
+    tar: str
+    stamp: Any
+    num_samples: int = 0
+    kept: list[int] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+
+
+def clean_tar(name: str, source: Source, staging: StagingDir) -> CleanedTar:
+    """Clean the raw tar ``name`` into ``staging``, unless that was done before; return its record.
+
+    Raises DataError if the tar is incomplete, StorageError if ``staging`` cannot be written.
+    """
+    stamp = source.stamp(name)
+    record = read_cleaned_tar(staging, name)
+    if record is None or record.stamp != stamp:
+        with storage_errors(staging.path), source.open(name, staging.work) as raw:
+            record = _clean(name, stamp, raw, staging)
+    return record
+
+
+def read_cleaned_tar(staging: StagingDir, name: str) -> CleanedTar | None:
+    """Return the record of the tar ``name``, or None if it has not been cleaned."""
+    content = read_json(_record_path(staging, name))
+    if content is None:
+        return None
+    content["dropped"] = [Dropped(*row) for row in content["dropped"]]
+    record = CleanedTar(**content)
+    return record if not record.kept or (staging.path / name).exists() else None
+
+
+def keep_only(
+    name: str, staging: StagingDir, record: CleanedTar, includes: Callable[[int], bool]
+) -> None:
+    """Rewrite the cleaned tar ``name`` with only the samples whose positions are included.
+
+    The record is removed first: without it the tar is cleaned again if this is interrupted.
+    """
+    keep = [includes(position) for position in record.kept]
+    if all(keep):
+        return
+    _record_path(staging, name).unlink(missing_ok=True)
+    tar = staging.path / name
+    with open_raw_tar(tar) as cleaned, _writing(name, staging) as writer:
+        for sample, kept in zip(cleaned.samples(), keep, strict=True):
+            if kept and sample.image and sample.caption:
+                caption = cleaned.read(sample.caption).decode()
+                writer.add(sample.key, cleaned.read(sample.image), "png", caption)
+
+
+def remove(name: str, staging: StagingDir) -> None:
+    """Remove the cleaned tar ``name``, its record and its index."""
+    _record_path(staging, name).unlink(missing_ok=True)
+    (staging.path / name).unlink(missing_ok=True)
+    (staging.path / f"{name}{SIDECAR}").unlink(missing_ok=True)
+
+
+def _clean(name: str, stamp: Any, raw: Path, staging: StagingDir) -> CleanedTar:
+    record = CleanedTar(name, stamp)
+    with open_raw_tar(raw) as tar, _writing(name, staging) as writer:
+        for sample in tar.samples():
+            record.num_samples += 1
+            try:
+                _add(writer, tar, sample)
+                record.kept.append(sample.position)
+            except RejectedError as error:
+                dropped = Dropped(sample.position, sample.key, error.reason, error.detail)
+                record.dropped.append(dropped)
+    content = asdict(record) | {"dropped": [list(asdict(d).values()) for d in record.dropped]}
+    write_json(_record_path(staging, name), content)
+    return record
+
+
+def _add(writer: TarWriter, tar: RawTar, sample: RawSample) -> None:
+    """Append the cleaned ``sample``; RejectedError if it cannot be used."""
+    if sample.image is None or sample.caption is None:
+        raise RejectedError(sample.fault or "", sample.detail)
+    try:
+        caption = tar.read(sample.caption).decode("utf-8")
+    except UnicodeDecodeError:
+        raise RejectedError(NOT_UTF8) from None
+    image = clean(tar.read(sample.image))
+    try:
+        writer.add(sample.key, image, "png", caption)
+    except DataError as error:
+        raise RejectedError(UNWRITABLE, str(error)) from None
+
+
+@contextmanager
+def _writing(name: str, staging: StagingDir) -> Iterator[TarWriter]:
+    """Yield a writer of the cleaned tar ``name``; an empty tar is removed."""
+    scratch, tar = staging.work / f"{name}.{os.getpid()}", staging.path / name
+    shutil.rmtree(scratch, ignore_errors=True)
+    with TarWriter(scratch, shard_size=sys.maxsize) as writer:
+        yield writer
+    written = list(scratch.glob("*.tar"))
+    if written:
+        with written[0].open("rb") as file:
+            os.fsync(file.fileno())
+        written[0].replace(tar)
+        open_index(tar)
+    else:
+        remove(name, staging)
+    scratch.rmdir()
+
+
+def _record_path(staging: StagingDir, name: str) -> Path:
+    return staging.work / f"{name}.json"
+
+
+# Cleans one CC12M image as the MLPerf reference does: short side 256, center crop of the long side.
+#
+# The reference reads with Hugging Face's ``datasets`` (EXIF orientation applied), resizes and crops
+# with torchvision, and converts to RGB in training; here all of it is done once. The pixels are
+# bit-identical to the reference's: see docs/data.md.
+
+
+_MAX_PIXELS = 178_956_970
+"""Pillow's limit against decompression bombs, which the reference uses too."""
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Some of Pillow's other formats start external programs; the raw set is all JPEG."""
+UNREADABLE = "unreadable image"
+SMALL = f"a side below {SIZE} pixels"
+
+
+class RejectedError(ValueError):
+    """The sample is dropped; ``reason`` is one of a few, ``detail`` is specific to the sample."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        """Take the reason, which is counted, and the detail, which is only logged."""
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+def clean(content: bytes) -> bytes:
+    """Return the image file ``content`` as a PNG of 256 x 256 pixels, RGB.
+
+    Raises RejectedError if it is unreadable or has a side below 256 pixels.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # large images and odd EXIF, which the reference keeps
+            return _clean_image(content)
+    except (RejectedError, MemoryError):
+        raise
+    except Exception as error:  # on malformed bytes a decoder may raise anything
+        raise RejectedError(UNREADABLE, error_summary(error)) from None
+
+
+def _clean_image(content: bytes) -> bytes:
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+        width, height = image.size  # from the header: nothing is decoded yet
+        if min(width, height) < SIZE:
+            raise RejectedError(SMALL, f"{width} x {height}")
+        if width * height > _MAX_PIXELS:
+            raise RejectedError(
+                UNREADABLE, f"{width} x {height} pixels, at most {_MAX_PIXELS} are decoded"
+            )
+        image.load()
+        return encode(_center_crop(_resize(_apply_orientation(image))))
+
+
+def _apply_orientation(image: Image.Image) -> Image.Image:
+    """Return ``image`` rotated by its EXIF orientation; raises if the EXIF is damaged, like the reference."""
+    if image.getexif().get(ExifTags.Base.Orientation) is None:
+        return image
+    return ImageOps.exif_transpose(image)
+
+
+def _resize(image: Image.Image) -> Image.Image:
+    """Return ``image`` with its short side at 256; the long side is rounded down, as in torchvision."""
+    short, long = sorted(image.size)
+    if short == SIZE:
+        return image
+    other = SIZE * long // short
+    size = (SIZE, other) if image.width <= image.height else (other, SIZE)
+    return image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _center_crop(image: Image.Image) -> Image.Image:
+    """Return the central square; half pixels are rounded to even, as in torchvision."""
+    left, top = round((image.width - SIZE) / 2), round((image.height - SIZE) / 2)
+    return image.crop((left, top, left + SIZE, top + SIZE))
+
+
+# Reads the samples of a raw ``cc12m-wds`` tar in order; incomplete samples count too.
+#
+# Consecutive members with the same key are one sample, as in WebDataset and ``datasets``.
+
+
+NO_IMAGE, NO_CAPTION, TWICE = "no image", "no caption", "two images or two captions"
+UNUSABLE = "unusable member"
+_MOST_MEMBERS = 16
+"""Members read of one sample; more are ignored."""
+
+
+@dataclass(frozen=True)
+class RawSample:
+    """The members of one sample, or the ``fault``, with ``detail``, for which it cannot be used."""
+
+    position: int
+    key: str
+    image: Member | None = None
+    caption: Member | None = None
+    fault: str | None = None
+    detail: str = ""
+
+
+@contextmanager
+def open_raw_tar(path: Path) -> Iterator[RawTar]:
+    """Yield the tar ``path``; DataError if it is missing."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        yield RawTar(path, file)
+    finally:
+        os.close(file)
+
+
+class RawTar:
+    """An open tar of samples; DataError, naming the tar, if it is not complete."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        """Take the path and its open file descriptor."""
+        self._path, self._file = path, file
+
+    def samples(self) -> Iterator[RawSample]:
+        """Yield the samples; DataError if the tar is incomplete."""
+        grouped = groupby(self._members(), key=lambda member: split_name(member.name)[0])
+        for position, (key, group) in enumerate(grouped):
+            yield _sample(position, key, list(islice(group, _MOST_MEMBERS)))
+
+    def read(self, member: Member) -> bytes:
+        """Return the content of ``member``."""
+        try:
+            content = read_bytes(self._file, member.offset, member.size)
+        except OSError as error:
+            raise DataError(f"{self._path}: {error.strerror}") from None
+        if len(content) < member.size:
+            raise DataError(f"{self._path}: truncated while it was read")
+        return content
+
+    def _members(self) -> Iterator[Member]:
+        """Yield the members that are parts of samples; DataError if one extends beyond the tar's end."""
+        end = os.fstat(self._file).st_size
+        for member in read_members(self._path):
+            if member.offset + member.size > end:
+                name = quoted(member.name)
+                raise DataError(f"{self._path}: member {name} is cut off: not a whole tar")
+            if _is_part(member.name):
+                yield member
+
+
+def _is_part(name: str) -> bool:
+    """Return whether ``datasets`` counts the member as part of a sample; positions must agree with it."""
+    return all(split_name(name)) and not name.rpartition("/")[2].startswith("__")
+
+
+def _sample(position: int, key: str, members: list[Member]) -> RawSample:
+    images = [member for member in members if split_name(member.name)[1] in IMAGE_SUFFIXES]
+    captions = [member for member in members if split_name(member.name)[1] == "txt"]
+    if len(images) > 1 or len(captions) > 1:
+        return RawSample(position, key, fault=TWICE)
+    if not images:
+        return RawSample(position, key, fault=NO_IMAGE)
+    if not captions:
+        return RawSample(position, key, fault=NO_CAPTION)
+    if detail := images[0].fault or captions[0].fault:
+        return RawSample(position, key, fault=UNUSABLE, detail=detail)
+    return RawSample(position, key, images[0], captions[0])
+
+
+# Sources of raw CC12M tars: a folder, the server of a manifest, or the Hugging Face Hub.
+
+
+Value = TypeVar("Value")
+_FLAG = "--input"
+
+
+class Source(Protocol):
+    """Raw tars by name; pickled to worker processes."""
+
+    def names(self) -> list[str]:
+        """Return the names of the tars, sorted; ConfigError if there are none."""
+        ...
+
+    def stamp(self, name: str) -> Any:
+        """Return the version of the tar ``name`` as JSON: it changes with the content."""
+        ...
+
+    def open(self, name: str, download_dir: Path) -> AbstractContextManager[Path]:
+        """Yield the path of the tar ``name``; a remote one is downloaded to ``download_dir`` and removed."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """Tars in a folder, such as a mounted volume."""
+
+    folder: Path
+
+    def names(self) -> list[str]:
+        """Return the sorted names; ConfigError if the folder cannot be read or has no tar."""
+        try:
+            names = sorted(path.name for path in self.folder.iterdir() if path.suffix == ".tar")
+        except OSError as error:
+            raise ConfigError(_FLAG, str(self.folder), str(error.strerror)) from None
+        if not names:
+            raise ConfigError(_FLAG, str(self.folder), "it holds no .tar")
+        return names
+
+    def stamp(self, name: str) -> Any:
+        """Return size and modification time."""
+        try:
+            status = (self.folder / name).stat()
+        except OSError as error:
+            raise DataError(f"{self.folder / name}: {error.strerror}") from None
+        return [status.st_size, status.st_mtime_ns]
+
+    @contextmanager
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Yield the path of the tar itself."""
+        yield self.folder / name
+
+
+@dataclass(frozen=True)
+class ManifestSource:
+    """Tars of a manifest, downloaded and verified."""
+
+    entries: dict[str, Entry]
+    client: HttpClient = field(default_factory=HttpClient)
+
+    def names(self) -> list[str]:
+        """Return the sorted names."""
+        return sorted(self.entries)
+
+    def stamp(self, name: str) -> Any:
+        """Return the MD5."""
+        return self.entries[name].digest
+
+    @contextmanager
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Download the tar, yield its path, and remove it."""
+        entry = self.entries[name]
+        path = fetch(Entry(f"{name}.raw", entry.url, entry.digest), download_dir, self.client)
+        yield path
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """Tars of a data set on the Hub, downloaded by its client."""
+
+    dataset: HubDataset
+    files: dict[str, str]
+
+    def names(self) -> list[str]:
+        """Return the sorted names."""
+        return sorted(self.files)
+
+    def stamp(self, name: str) -> Any:
+        """Return the commit."""
+        return self.dataset.commit
+
+    @contextmanager
+    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
+        """Download the tar, yield its path, and remove it."""
+        path = self.dataset.fetch(self.files[name], download_dir / "hub")
+        yield path
+        path.unlink()
+
+
+def open_source(given: str, client: HttpClient | None = None) -> Source:
+    """Return the source ``given``: a folder, the URL of a manifest, or ``hf://datasets/ORG/NAME[@REVISION]``.
+
+    Raises ConfigError if it is none of these or has no tar.
+    """
+    if given.startswith(PREFIX):
+        name, _, revision = given.removeprefix(PREFIX).partition("@")
+        dataset = open_hub(name, revision or "main", _FLAG)
+        return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
+    if is_url(given):
+        client = client or HttpClient()
+        entries = {entry.path: entry for entry in read_manifest(given, None, client)}
+        return ManifestSource(_by_name(given, entries), client)
+    return FolderSource(Path(given))
+
+
+def _by_name(given: str, by_path: dict[str, Value]) -> dict[str, Value]:
+    """Return the tars of ``by_path`` by file name; DataError if two have the same one."""
+    tars = {path: value for path, value in by_path.items() if path.endswith(".tar")}
+    by_name = {PurePosixPath(path).name: value for path, value in tars.items()}
+    if not by_name:
+        raise ConfigError(_FLAG, given, "it names no .tar")
+    if len(by_name) < len(tars):
+        raise DataError(f"{given}: two of its tars have the same name")
+    return by_name
+
+
+# CC12M for MLPerf: raw ``cc12m-wds`` tars in, cleaned tars out, as the reference cleans them.
+
+
+NUM_SAMPLES = 1_099_776
+LISTED = "listed as problematic"
+_PROBLEMATIC = (UNREADABLE, NOT_UTF8)
+"""Reasons for which reading a sample fails in the reference."""
+FOUND = "problematic_indices.txt"
+_MAX_LIST_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class TarSelection:
+    """The samples of one tar that are in the data set: kept ones before ``end`` that are not ``listed``.
+
+    ``first`` is the index in the raw set of its first sample; ``end`` and ``listed`` are positions in the
+    tar.
+    """
+
+    tar: str
+    first: int
+    end: int
+    listed: frozenset[int]
+    num_kept: int
+
+    def includes(self, position: int) -> bool:
+        """Return whether the kept sample at ``position`` is in the data set."""
+        return position < self.end and position not in self.listed
+
+
+def prepare_cc12m(
+    source: Source,
+    output: Path,
+    num_samples: int | None = NUM_SAMPLES,
+    problematic: frozenset[int] = frozenset(),
+    num_workers: int | None = None,
+    force: bool = False,
+    stream: TextIO = sys.stderr,
+    on_progress: OnProgress | None = None,
+) -> dict[str, Any]:
+    """Make ``output`` from the tars in ``source``, resuming an unfinished one; return the report.
+
+    ``num_samples`` None takes all; samples at the indices ``problematic`` are always dropped.
+    ``on_progress`` gets samples, or tars if all samples are taken. Raises DataError if a tar is incomplete
+    or there are too few usable samples, StorageError if the output cannot be written.
+    """
+    settings = {**SETTINGS, "samples": num_samples, "problematic": _digest(problematic)}
+    report = None if force else finished_report(output, settings)
+    if report is None:
+        names = source.names()
+        with open_staging_dir(output, SETTINGS, force) as staging:
+            clean = partial(clean_tar, source=source, staging=staging)
+            total = num_samples or len(names)
+            with (
+                progress_bar("clean", total, stream, on_progress) as advance,
+                closing(map_in_order(clean, names, num_workers or available_cores())) as tars,
+            ):
+                selections = list(_select(tars, num_samples, problematic, advance))
+            _require_enough(staging, selections, num_samples)
+            report = {"settings": settings, **_assemble(staging, selections, problematic)}
+            staging.finish(report)
+    print(f"{output}: {summarize(report)}", file=stream, flush=True)
+    return report
+
+
+def read_problematic(path: Path) -> frozenset[int]:
+    """Return the indices in ``path``, one per line as in the reference's list; ConfigError if malformed."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_LIST_BYTES).decode("ascii").split()
+        return frozenset(map(_parse_index, lines))
+    except OSError as error:
+        raise ConfigError("--problematic", str(path), str(error.strerror)) from None
+    except ValueError as error:
+        raise ConfigError("--problematic", str(path), f"not one index a line: {error}") from None
+
+
+def summarize(report: dict[str, Any]) -> str:
+    """Return the report in one sentence."""
+    reasons = [f"{count:,} {reason}" for reason, count in report["dropped"].items()]
+    compared = ""
+    if "listed_but_readable" in report:
+        unlisted, readable = report["unreadable_but_not_listed"], report["listed_but_readable"]
+        compared = (
+            f"; against the list: {unlisted:,} more are unreadable here, {readable:,} are readable"
+        )
+    dropped = ", ".join(reasons) or "none"
+    return f"{report['kept']:,} of {report['read']:,} samples kept; dropped: {dropped}{compared}"
+
+
+def _select(
+    tars: Iterator[CleanedTar],
+    num_samples: int | None,
+    problematic: frozenset[int],
+    advance: Advance,
+) -> Iterator[TarSelection]:
+    """Yield a selection for each tar until there are ``num_samples``; no further tar is cleaned."""
+    first = num_kept = 0
+    for tar in tars:
+        missing = None if num_samples is None else num_samples - num_kept
+        selection = _select_from(tar, first, problematic, missing)
+        first, num_kept = first + tar.num_samples, num_kept + selection.num_kept
+        advance(1 if num_samples is None else selection.num_kept)
+        yield selection
+        if num_kept == num_samples:
+            return
+
+
+def _select_from(
+    tar: CleanedTar, first: int, problematic: frozenset[int], missing: int | None
+) -> TarSelection:
+    """Return the selection of at most ``missing`` samples from ``tar``, which begins at index ``first``."""
+    after = first + tar.num_samples
+    listed = frozenset(index - first for index in problematic if first <= index < after)
+    kept = [position for position in tar.kept if position not in listed]
+    if missing is None or len(kept) < missing:
+        return TarSelection(tar.tar, first, tar.num_samples, listed, len(kept))
+    return TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)
+
+
+def _require_enough(
+    staging: StagingDir, selections: list[TarSelection], num_samples: int | None
+) -> None:
+    num_kept = sum(selection.num_kept for selection in selections)
+    if num_samples is not None and num_kept < num_samples:
+        num_read = selections[-1].first + selections[-1].end
+        raise DataError(
+            f"only {num_kept:,} of {num_read:,} samples are usable, {num_samples:,} are needed: tars are "
+            "missing, or use --samples all; the cleaned tars are kept"
+        )
+    if not num_kept:
+        rows = [_require_cleaned(staging, selection.tar).dropped for selection in selections]
+        reasons = Counter(row.reason for of_tar in rows for row in of_tar)
+        told = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        raise DataError(f"none of the samples is usable: {told or 'the tars are empty'}")
+
+
+def _assemble(
+    staging: StagingDir, selections: list[TarSelection], problematic: frozenset[int]
+) -> dict[str, Any]:
+    """Reduce the tars in ``staging`` to ``selections``, write dropped.jsonl, and return the report."""
+    selected = {selection.tar for selection in selections}
+    for path in sorted(staging.path.glob("*.tar")):
+        if path.name not in selected:
+            remove(path.name, staging)
+    reasons = Counter[str]()
+    with atomic_write(staging.path / "dropped.jsonl") as partial, partial.open("w") as file:
+        for selection in selections:
+            rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
+            file.writelines(f"{json.dumps(row)}\n" for row in rows)
+            reasons.update(row["reason"] for row in rows)
+    found = _found_indices(staging, selections)
+    with atomic_write(staging.path / FOUND) as partial:
+        partial.write_text("".join(f"{index}\n" for index in sorted(found)))
+    for selection in selections:
+        cleaned = _require_cleaned(staging, selection.tar)
+        keep_only(selection.tar, staging, cleaned, selection.includes)
+    report: dict[str, Any] = {
+        "kept": sum(selection.num_kept for selection in selections),
+        "read": sum(selection.end for selection in selections),
+        "dropped": dict(sorted(reasons.items())),
+        "tars": [{"tar": s.tar, "read": s.end, "kept": s.num_kept} for s in selections],
+    }
+    return report | (_compared(found, problematic, report["read"]) if problematic else {})
+
+
+def _found_indices(staging: StagingDir, selections: list[TarSelection]) -> set[int]:
+    """Return the indices in the raw set of all samples that cannot be read, listed or not."""
+    return {
+        selection.first + row.position
+        for selection in selections
+        for row in _require_cleaned(staging, selection.tar).dropped
+        if row.reason in _PROBLEMATIC and row.position < selection.end
+    }
+
+
+def _compared(found: set[int], listed: frozenset[int], num_read: int) -> dict[str, Any]:
+    """Return how the unreadable samples that were ``found`` differ from the given list, where both looked."""
+    seen = {index for index in listed if index < num_read}
+    only_found, only_listed = sorted(found - seen), sorted(seen - found)
+    return {
+        "unreadable_but_not_listed": len(only_found),
+        "listed_but_readable": len(only_listed),
+        "problematic_indices": {"only_found": only_found, "only_listed": only_listed},
+    }
+
+
+def _dropped_rows(selection: TarSelection, cleaned: CleanedTar) -> Iterator[dict[str, Any]]:
+    """Yield the dropped samples before the end of ``selection``, in order."""
+    rows = [
+        (
+            row.position,
+            row.key,
+            LISTED if row.position in selection.listed else row.reason,
+            row.detail,
+        )
+        for row in cleaned.dropped
+    ]
+    rows += [(at, "", LISTED, "it could be read") for at in selection.listed & set(cleaned.kept)]
+    for position, key, reason, detail in sorted(rows):
+        if position < selection.end:
+            row = {"index": selection.first + position, "tar": selection.tar, "key": key}
+            yield {**row, "reason": reason, "detail": detail}
+
+
+def _require_cleaned(staging: StagingDir, name: str) -> CleanedTar:
+    cleaned = read_cleaned_tar(staging, name)
+    if cleaned is None:
+        raise DataError(f"{staging.work}: the record of {name} has disappeared")
+    return cleaned
+
+
+def _parse_index(text: str) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise ValueError(text[:50])
+    return int(text)
+
+
+def _digest(problematic: frozenset[int]) -> str | None:
+    text = "\n".join(map(str, sorted(problematic)))
+    return hashlib.sha256(text.encode()).hexdigest() if problematic else None

@@ -1,1 +1,0 @@
-"""CC12M for MLPerf, cleaned like the reference's."""

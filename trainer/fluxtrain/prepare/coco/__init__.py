@@ -1,1 +1,0 @@
-"""COCO-2014's validation subset for MLPerf."""

@@ -1,0 +1,462 @@
+"""Downloads the files of a manifest in parallel; each is resumable, and verified before it gets its name.
+
+OUTPUT/path/of/file            complete and verified
+OUTPUT/path/of/file.partial    incomplete
+OUTPUT/.verified               which files were verified, so that they are not read again
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path, PurePosixPath
+from threading import Event, Lock
+from typing import IO, Any, TextIO
+from urllib.parse import quote, urlsplit
+
+from tqdm import tqdm
+
+from fluxtrain.data.formats.tar import quoted
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.fetch.http import (
+    MAX_SMALL_BYTES,
+    CannotResumeError,
+    DownloadError,
+    HttpClient,
+    RetryableError,
+    is_url,
+)
+from fluxtrain.prepare.work import storage_errors
+from fluxtrain.runtime.files import exclusive_lock
+from fluxtrain.runtime.progress_bar import Advance
+
+_MAX_FAILURES_SHOWN = 10
+
+
+def download(
+    manifest: str,
+    output: Path,
+    base: str | None = None,
+    connections: int = 8,
+    client: HttpClient | None = None,
+    verify: bool = False,
+    stream: TextIO = sys.stderr,
+) -> int:
+    """Download the files of ``manifest`` to ``output``; return how many were not verified before.
+
+    With ``verify`` all files are read again. If a file cannot be downloaded, DownloadError is raised after
+    all others are. Raises ConfigError or DataError if the manifest is malformed.
+    """
+    client = client or HttpClient()
+    entries = read_manifest(manifest, base, client)
+    with storage_errors(output):
+        output.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(output), storage_errors(output):
+        verified = _VerifiedFiles(output)
+        missing = [entry for entry in entries if verify or not verified.contains(entry)]
+        failures = _fetch_all(missing, output, connections, client, verified, stream)
+    num_verified = len(entries) - len(failures)
+    print(f"{output}: {num_verified} of {len(entries)} files verified", file=stream)
+    if failures:
+        raise DownloadError(_failure_message(failures, len(entries)))
+    return len(missing)
+
+
+def _fetch_all(
+    entries: list[Entry],
+    output: Path,
+    connections: int,
+    client: HttpClient,
+    verified: _VerifiedFiles,
+    stream: TextIO,
+) -> list[str]:
+    """Download ``entries``, add them to ``verified``, and return the error messages of those that failed."""
+    failures, stop = list[str](), Event()
+    pool = ThreadPoolExecutor(connections)
+    with _bytes_bar(stream, stop) as advance:
+        try:
+            futures = {
+                pool.submit(fetch, entry, output, client, advance): entry for entry in entries
+            }
+            for future in as_completed(futures):
+                try:
+                    future.result()
+                    verified.add(futures[future])
+                except DownloadError as error:
+                    failures.append(str(error))
+        finally:  # on Ctrl-C or a full disk: start no more, and stop the running ones
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return failures
+
+
+class _StoppedError(Exception):
+    """Ends a download thread; the partial file is kept."""
+
+
+class _VerifiedFiles:
+    """The file ``.verified``: a line of MD5, size, modification time and path for each verified file."""
+
+    def __init__(self, output: Path) -> None:
+        self._output, self._path = output, output / VERIFIED
+        self._lines = (
+            set(self._path.read_text("utf-8").splitlines()) if self._path.exists() else set()
+        )
+
+    def contains(self, entry: Entry) -> bool:
+        """Return whether the file was verified and has not changed since."""
+        line = self._line(entry)
+        return line is not None and line in self._lines
+
+    def add(self, entry: Entry) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"{self._line(entry)}\n")
+
+    def _line(self, entry: Entry) -> str | None:
+        try:
+            status = (self._output / entry.path).stat()
+        except OSError:
+            return None
+        return f"{entry.digest} {status.st_size} {status.st_mtime_ns} {entry.path}"
+
+
+@contextmanager
+def _bytes_bar(stream: TextIO, stop: Event) -> Iterator[Advance]:
+    """Yield a function that threads call with the number of bytes received; it advances a bar on a terminal.
+
+    Once ``stop`` is set it raises in the calling thread.
+    """
+    lock = Lock()
+    with tqdm(
+        desc="download",
+        unit="B",
+        unit_scale=True,
+        file=stream,
+        leave=False,
+        disable=not stream.isatty(),
+    ) as bar:
+
+        def advance(count: int) -> None:
+            if stop.is_set():
+                raise _StoppedError
+            with lock:
+                bar.update(count)
+
+        yield advance
+
+
+def _failure_message(failures: list[str], total: int) -> str:
+    lines = [f"{len(failures)} of {total} files could not be downloaded; the same command retries"]
+    lines += sorted(failures)[:_MAX_FAILURES_SHOWN]
+    if len(failures) > _MAX_FAILURES_SHOWN:
+        lines.append(f"... and {len(failures) - _MAX_FAILURES_SHOWN} more")
+    return "\n".join(lines)
+
+
+# Downloads one file: it grows as ``NAME.partial``, resumes, and is renamed when its checksum
+# matches.
+
+
+MAX_FILE_BYTES = 1 << 42
+_MIN_GAIN_BYTES = 1 << 20
+"""A failed attempt that added this much resets the count of attempts: large files take many."""
+_MAX_RESTARTS = 2
+"""Times that a partial file may be discarded."""
+
+
+class ChecksumError(RetryableError):
+    """The file is complete and its checksum is wrong."""
+
+
+def fetch(
+    entry: Entry, folder: Path, client: HttpClient, advance: Advance = lambda count: None
+) -> Path:
+    """Return the path of the file of ``entry`` in ``folder``, downloaded unless its checksum matches already.
+
+    ``advance`` gets the number of bytes received. Raises DownloadError if it cannot be downloaded.
+    """
+    target = folder / entry.path
+    if target.is_file() and digest_of(target, entry.algorithm) == entry.digest:
+        return target
+    if not target.parent.resolve().is_relative_to(folder.resolve()):
+        raise DownloadError(f"{target.parent}: leads out of {folder} by a link; remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = target.with_name(f"{target.name}{PARTIAL}")
+    _download(entry, partial_file, client, advance)
+    partial_file.replace(target)
+    return target
+
+
+def digest_of(path: Path, algorithm: str) -> str:
+    """Return the checksum of the file ``path``, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, _hasher(algorithm)).hexdigest()
+
+
+def _hasher(algorithm: str) -> Callable[[], Any]:
+    return partial(hashlib.new, algorithm, usedforsecurity=False)  # against accidents only
+
+
+def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) -> None:
+    """Download to ``path``, with retries; DownloadError after too many."""
+    attempt = restarts = max_size = 0
+    while True:
+        try:
+            with open(path, "a+b", opener=_own_file) as file:
+                _resume(entry, file, client, advance)
+            return
+        except (CannotResumeError, ChecksumError) as error:
+            message = str(error)
+            path.unlink()
+            restarts, attempt = restarts + 1, attempt + 1
+        except RetryableError as error:
+            message, size = str(error), path.stat().st_size
+            attempt = 1 if size - max_size >= _MIN_GAIN_BYTES else attempt + 1
+            max_size = max(max_size, size)
+        if attempt >= client.attempts or restarts > _MAX_RESTARTS:
+            raise DownloadError(f"{entry.url}: {message}; tried {attempt} times")
+        client.wait_before_retry(attempt)
+
+
+def _own_file(path: str, flags: int) -> int:
+    """Open ``path``; a link that somebody left there is removed, not followed."""
+    if os.path.islink(path):
+        os.unlink(path)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _resume(entry: Entry, file: IO[bytes], client: HttpClient, advance: Advance) -> None:
+    """Append the missing bytes to ``file``, check its checksum, and flush it to the disk."""
+    file.seek(0)
+    content: Any = file  # a BufferedRandom, which typeshed's protocol and IO[bytes] disagree on
+    digest = hashlib.file_digest(content, _hasher(entry.algorithm))
+    size = file.tell()
+    if size and digest.hexdigest() == entry.digest:
+        return
+    with client.open(entry.url, size) as stream:
+        if stream.start != size:
+            file.truncate(0)
+            size, digest = 0, _hasher(entry.algorithm)()
+        limit = MAX_FILE_BYTES if stream.total is None else stream.total
+        for block in stream.blocks(client.timeout, client.min_rate):
+            size += len(block)
+            if size > limit:
+                raise RetryableError(f"more than {limit} bytes were sent")
+            file.write(block)
+            digest.update(block)
+            advance(len(block))
+    stream.require_total(size)
+    if digest.hexdigest() != entry.digest:
+        raise ChecksumError(
+            f"its {entry.algorithm.upper()} is {digest.hexdigest()}, not {entry.digest}"
+        )
+    file.flush()
+    os.fsync(file.fileno())
+
+
+# Lists and downloads the files of a data set on the Hugging Face Hub, with its own client.
+#
+# The client resumes and verifies; it reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT``.
+
+
+PREFIX = "hf://datasets/"
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A data set on the Hub, at one commit."""
+
+    name: str
+    commit: str
+
+    def files(self, pattern: str = "*") -> list[str]:
+        """Return the paths that match ``pattern``, sorted."""
+        from huggingface_hub import HfApi
+
+        with hub_errors(self.name):
+            paths = HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
+        return sorted(path for path in paths if fnmatch(path, pattern))
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """Download the file ``path`` to ``folder``; return where it is."""
+        from huggingface_hub import hf_hub_download
+
+        with hub_errors(self.name):
+            return Path(
+                hf_hub_download(
+                    self.name, path, repo_type="dataset", revision=self.commit, local_dir=folder
+                )
+            )
+
+    def fetch_all(self, pattern: str, folder: Path, connections: int = 8) -> None:
+        """Download every file that matches ``pattern`` to ``folder``."""
+        from huggingface_hub import snapshot_download
+
+        with hub_errors(self.name):
+            snapshot_download(
+                self.name,
+                repo_type="dataset",
+                revision=self.commit,
+                local_dir=folder,
+                allow_patterns=pattern,
+                max_workers=connections,
+            )
+
+
+def open_hub(name: str, revision: str = "main", flag: str = "--hub") -> HubDataset:
+    """Return the data set ``ORG/NAME``, the value of ``flag``, at the current commit of ``revision``.
+
+    Raises DownloadError if the Hub cannot be reached, DataError if it has no such data set.
+    """
+    if name.count("/") != 1 or not all(name.split("/")):
+        raise ConfigError(flag, name, "allowed: ORG/NAME of a data set")
+    with hub_errors(name):
+        from huggingface_hub import HfApi
+
+        commit = HfApi().dataset_info(name, revision=revision).sha
+    return HubDataset(name, commit or revision)
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Raise the client's errors as DownloadError or DataError."""
+    try:
+        from huggingface_hub import errors
+    except ImportError:
+        raise DataError("the Hub's client is missing: install huggingface_hub") from None
+    try:
+        yield
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise DownloadError(f"{name}: the Hub cannot be reached: {_one_line(error)}") from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise DataError(f"{name}: {_one_line(error)}") from None
+    except Exception as error:  # of the HTTP library that the client uses
+        raise DownloadError(f"{name}: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text or type(error).__name__
+
+
+# MLCommons' manifests: ``NAME.uri`` holds the URL of the files, ``NAME.md5`` beside it their MD5s
+# and paths.
+#
+# A line of the second is ``<32 hexadecimal digits>  <path>``, as md5sum writes it. Manifests are
+# validated: paths stay inside the output, sizes are bounded, and https does not lead to http.
+
+
+MAX_ENTRIES = 1_000_000
+PARTIAL, VERIFIED = ".partial", ".verified"
+_MAX_PATH = 1024
+_LINE = re.compile(r"([0-9a-fA-F]{32})\s+\*?(?:\./)?(\S.*)")
+_FLAG = "--manifest"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file: its path below the output, its URL and its checksum."""
+
+    path: str
+    url: str
+    digest: str
+    """In hexadecimal."""
+    algorithm: str = "md5"
+    """As `hashlib` names it: MLCommons has chosen MD5, COCO's archives have a SHA-1."""
+
+
+def read_manifest(given: str, base: str | None, client: HttpClient) -> list[Entry]:
+    """Return the entries of the manifest ``given``, the URL or path of a ``.uri`` or ``.md5`` file.
+
+    ``base`` is the URL or folder of the files; for an ``.md5`` it defaults to the folder that holds it.
+    Raises ConfigError if ``given`` cannot be a manifest, DataError if its content is malformed.
+    """
+    if given.endswith(".uri"):
+        base = base or _read_base(given, client)
+        given = f"{given.removesuffix('.uri')}.md5"
+    elif not given.endswith(".md5"):
+        raise ConfigError(_FLAG, given, "allowed: a URL or a file that ends in .uri or .md5")
+    base = base or given.rpartition("/")[0] or "."
+    _require_no_downgrade(given, base)
+    return parse(given, _read_text(given, client), base)
+
+
+def parse(name: str, text: str, base: str) -> list[Entry]:
+    """Return the entries of the MD5 list ``text``; DataError, naming ``name`` and line, if one is bad."""
+    entries = dict[str, Entry]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        path = match[2] if match else ""
+        fault = path_fault(path) if match else "not an MD5 and a path"
+        if path in entries or len(entries) >= MAX_ENTRIES:
+            fault = "listed twice" if path in entries else f"more than {MAX_ENTRIES} files"
+        if match is None or fault:
+            raise DataError(f"{name}: line {number}: {quoted(path or line)}: {fault}")
+        entries[path] = Entry(path, _join(base, path), match[1].lower())
+    if not entries:
+        raise DataError(f"{name}: lists no files")
+    _require_no_nesting(name, entries)
+    return list(entries.values())
+
+
+def path_fault(path: str) -> str | None:
+    """Return why ``path`` must not be written below the output, or None."""
+    if not path.isprintable() or len(path) > _MAX_PATH:
+        return "control characters, or too long"
+    if path.startswith("/") or "\\" in path or any(p in ("", ".", "..") for p in path.split("/")):
+        return "leads out of the output"
+    if path == VERIFIED or any(part.endswith(PARTIAL) for part in path.split("/")):
+        return "a reserved name"
+    return None
+
+
+def _read_base(given: str, client: HttpClient) -> str:
+    text = _read_text(given, client).strip()
+    if not is_url(text) or "\n" in text or len(text) > _MAX_PATH:
+        raise DataError(f"{given}: not one URL: {quoted(text)}")
+    return text
+
+
+def _read_text(given: str, client: HttpClient) -> str:
+    read: Callable[[str], bytes] = client.read_small if is_url(given) else _read_file
+    try:
+        return read(given).decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{given}: not UTF-8") from None
+
+
+def _read_file(given: str) -> bytes:
+    try:
+        with Path(given).open("rb") as file:
+            content = file.read(MAX_SMALL_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(_FLAG, given, str(error.strerror)) from None
+    if len(content) > MAX_SMALL_BYTES:
+        raise DataError(f"{given}: more than {MAX_SMALL_BYTES} bytes")
+    return content
+
+
+def _join(base: str, path: str) -> str:
+    return f"{base.rstrip('/')}/{quote(path)}" if is_url(base) else f"{base.rstrip('/')}/{path}"
+
+
+def _require_no_downgrade(given: str, base: str) -> None:
+    if given.startswith("https:") and urlsplit(base).scheme != "https":
+        raise DataError(f"{given}: came over https and redirects to {quoted(base)}")
+
+
+def _require_no_nesting(name: str, entries: dict[str, Entry]) -> None:
+    for path in entries:
+        for parent in PurePosixPath(path).parents:
+            if str(parent) in entries:
+                raise DataError(f"{name}: {quoted(str(parent))} is both a file and a folder")

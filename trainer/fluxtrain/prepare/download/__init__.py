@@ -1,1 +1,0 @@
-"""Downloads that resume, are verified, and have bounds on size and time."""

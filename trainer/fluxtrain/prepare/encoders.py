@@ -1,0 +1,319 @@
+"""T5, CLIP and the autoencoder below the models root, as the presets name them.
+
+    MODELS/t5/                          config, weights, tokenizer
+    MODELS/clip/                        the same
+    MODELS/autoencoder/ae.safetensors
+    MODELS/encoders.json                size and SHA-256 of every file
+
+An encoder appears when all of it is there and its tensors, shapes and tokenizer are those of its config.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, cast
+
+from fluxtrain.encode.codec import load_autoencoder
+from fluxtrain.encode.files import Kind, check_text_folder
+from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.prepare.download import download, hub_errors
+from fluxtrain.prepare.work import storage_errors
+from fluxtrain.runtime.files import atomic_write, exclusive_lock
+
+AUTOENCODER = "ae.safetensors"
+_TEXT_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "t5": _TEXT_FILES,
+    "clip": _TEXT_FILES,
+    "autoencoder": (AUTOENCODER,),
+}
+"""The files of each encoder; a folder in transformers' format may have others, such as pickles."""
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "t5": ("text_encoder_2", "tokenizer_2"),
+    "clip": ("text_encoder", "tokenizer"),
+    "autoencoder": ("",),
+}
+"""Folders of each encoder in FLUX.1 as it is published."""
+
+
+def prepare_encoders(
+    wanted: Mapping[str, Sequence[Place]], models: Path, force: bool = False
+) -> None:
+    """Collect the ``wanted`` encoders from their places and verify them; verify those that are there.
+
+    ``force`` collects them again. Raises DataError if one is not whole, is another model's, or differs from
+    the record; DownloadError if it cannot be downloaded, StorageError if it cannot be written.
+    """
+    with storage_errors(models):
+        models.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(models), storage_errors(models):
+        for name, places in wanted.items():
+            folder = models / name
+            if force or not folder.is_dir() or not any(folder.iterdir()):
+                text = _collect(name, places, models)
+            else:
+                text = _verify(name, folder, models, "; --force collects it anew")
+            print(f"{folder}: {text}", file=sys.stderr, flush=True)
+        for downloaded in models.glob(".*.download"):
+            shutil.rmtree(downloaded)
+
+
+def _collect(name: str, places: Sequence[Place], models: Path) -> str:
+    """Copy the files of ``name`` to a partial folder, verify it, put it in its place; return what it is."""
+    partial = models / f".{name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for place in places:
+        place.copy(PATTERNS[name], partial)
+    text = _verify(name, partial, models)
+    shutil.rmtree(models / name, ignore_errors=True)
+    partial.replace(models / name)
+    return text
+
+
+def _verify(name: str, folder: Path, models: Path, hint: str = "") -> str:
+    """Return what is in ``folder``; raise DataError unless it is whole, and as recorded if it was.
+
+    ``hint`` follows an error about what is not whole.
+    """
+    try:
+        text = _describe(name, folder)
+    except DataError as error:
+        raise DataError(f"{error}{hint}") from None
+    known = compare_or_record(models, name, sums_of(folder))
+    return f"{text}; checksums {'as recorded before' if known else 'recorded'}"
+
+
+def _describe(name: str, folder: Path) -> str:
+    """Return what is in ``folder`` in one line; raise DataError unless it is the whole encoder ``name``."""
+    if name in ("t5", "clip"):
+        return check_text_folder(folder, cast(Kind, name))
+    path = folder / AUTOENCODER
+    if not path.is_file():
+        raise DataError(f"{path}: missing")
+    state = load_autoencoder(path).state_dict()
+    return f"{sum(tensor.numel() for tensor in state.values()):,} parameters, {len(state)} tensors"
+
+
+# Files of a model on the Hugging Face Hub, at one commit, verified by the sizes and hashes that it
+# tells.
+#
+# The Hub's own client downloads and resumes; it reads ``HF_TOKEN``, ``HF_HOME`` and
+# ``HF_ENDPOINT``.
+
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of the model: its path, size in bytes, and either the SHA-256 or git's hash of its content."""
+
+    path: str
+    size: int | None
+    sha256: str | None
+    git_sha1: str | None
+
+    def require_content(self, path: Path) -> None:
+        """Raise DataError unless ``path`` has the size and hash that the Hub tells."""
+        size = path.stat().st_size
+        if self.size is not None and size != self.size:
+            raise DataError(f"{path}: {size} bytes, on the Hub {self.size}")
+        digest = hashlib.sha256() if self.sha256 else hashlib.sha1(usedforsecurity=False)
+        if not self.sha256:
+            digest.update(f"blob {size}\0".encode())  # as git hashes files
+        with path.open("rb") as file:
+            while block := file.read(_CHUNK):
+                digest.update(block)
+        expected = self.sha256 or self.git_sha1
+        if expected is not None and digest.hexdigest() != expected:
+            raise DataError(f"{path}: its hash is {digest.hexdigest()}, on the Hub {expected}")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A model on the Hub, at one commit."""
+
+    name: str
+    commit: str
+    files: tuple[HubFile, ...]
+    scratch: Path
+    """Where downloads grow; they resume there."""
+
+    def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
+        """Download the files directly in ``folder`` that match one of ``patterns`` to ``target``.
+
+        Raises DownloadError or DataError.
+        """
+        from huggingface_hub import hf_hub_download
+
+        for file in self.files:
+            path = PurePosixPath(file.path)
+            parent = "" if str(path.parent) == "." else str(path.parent)
+            if parent != folder or not any(fnmatch(path.name, pattern) for pattern in patterns):
+                continue
+            with hub_errors(self.name):
+                local = Path(
+                    hf_hub_download(
+                        self.name, file.path, revision=self.commit, local_dir=self.scratch
+                    )
+                )
+            file.require_content(local)
+            os.link(local, target / path.name)
+
+
+def open_hub_model(name: str, revision: str, scratch: Path) -> HubModel:
+    """Return the model ``ORG/NAME`` at the current commit of ``revision``; it is downloaded to ``scratch``.
+
+    Raises DownloadError if the Hub cannot be reached, DataError if it has no such model for this token.
+    """
+    with hub_errors(name):
+        from huggingface_hub import HfApi
+
+        info = HfApi().model_info(name, revision=revision, files_metadata=True)
+    files = []
+    for each in info.siblings or ():
+        lfs = each.lfs
+        sha256 = None if lfs is None else lfs.sha256
+        files.append(HubFile(each.rfilename, each.size, sha256, each.blob_id))
+    return HubModel(name, info.sha or revision, tuple(files), scratch)
+
+
+# Where an encoder comes from: a folder, an MLCommons manifest, or a model on the Hugging Face Hub.
+
+
+HUB = "hf://"
+_HUB_NAME = re.compile(
+    r"hf://(?P<name>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<folder>[\w./-]+?))?/?"
+)
+_ALLOWED = "a folder, a manifest that ends in .md5 or .uri, or hf://ORG/NAME[@REVISION][/FOLDER]"
+
+
+class Base(Protocol):
+    """Something that has files in folders."""
+
+    def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
+        """Copy the files directly in ``folder`` that match one of ``patterns`` to ``target``."""
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of this machine, or of a volume."""
+
+    path: Path
+
+    def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
+        """Copy the files directly in ``folder`` that match one of ``patterns`` to ``target``."""
+        source = self.path / folder
+        for path in sorted(source.iterdir()) if source.is_dir() else ():
+            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):
+                shutil.copyfile(path, target / path.name)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of a base; ``text`` is what the user gave."""
+
+    text: str
+    open: Callable[[], Base]
+    folder: str = ""
+
+    def below(self, folder: str) -> Place:
+        """Return the place of a folder in this one."""
+        return Place(self.text, self.open, f"{self.folder}/{folder}".strip("/"))
+
+    def copy(self, patterns: tuple[str, ...], target: Path) -> None:
+        """Copy the files that match one of ``patterns`` to ``target``; raise DataError if there are none."""
+        before = set(target.iterdir())
+        self.open().copy(self.folder, patterns, target)
+        if not {path for path in target.iterdir() if path.is_file()} - before:
+            where = f", folder {self.folder}" if self.folder else ""
+            raise DataError(f"{self.text}{where}: has no file {' or '.join(patterns)}")
+
+
+def parse_place(text: str, scratch: Path, flag: str) -> Place:
+    """Return the place that ``text`` names; files are downloaded to ``scratch``, later.
+
+    Raises ConfigError, naming ``flag``, if it names none.
+    """
+    if text.startswith(HUB):
+        match = _HUB_NAME.fullmatch(text)
+        if match is None:
+            raise ConfigError(flag, text, f"allowed: {_ALLOWED}")
+        name, revision = match["name"], match["revision"] or "main"
+        return Place(
+            text, cache(lambda: open_hub_model(name, revision, scratch)), match["folder"] or ""
+        )
+    if text.endswith((".md5", ".uri")):
+        return Place(text, cache(lambda: _downloaded(text, scratch)))
+    if not Path(text).is_dir():
+        raise ConfigError(flag, text, f"no such folder; allowed: {_ALLOWED}")
+    return Place(text, lambda: LocalFolder(Path(text)))
+
+
+def _downloaded(manifest: str, scratch: Path) -> LocalFolder:
+    """Download the files of ``manifest``, each verified by its MD5, unless that was done before."""
+    download(manifest, scratch, stream=sys.stderr)
+    return LocalFolder(scratch)
+
+
+# ``encoders.json`` below the models root: size and SHA-256 of each file of the encoders, for
+# comparison.
+
+
+RECORD = "encoders.json"
+Sums = dict[str, dict[str, Any]]
+
+
+def sums_of(folder: Path) -> Sums:
+    """Return size and SHA-256 of each file directly in ``folder``."""
+    sums: Sums = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        sums[path.name] = {"size": path.stat().st_size, "sha256": digest}
+    return sums
+
+
+def compare_or_record(models: Path, name: str, sums: Sums) -> bool:
+    """Return whether the encoder ``name`` was recorded before; record its ``sums`` if it was not.
+
+    Raises DataError naming the first file that differs from the record.
+    """
+    path = models / RECORD
+    recorded = _read(path)
+    if name not in recorded:
+        with atomic_write(path) as partial:
+            partial.write_text(json.dumps({**recorded, name: sums}, indent=2) + "\n")
+        return False
+    before = recorded[name]
+    for file in sorted({*before, *sums}):
+        if before.get(file) != sums.get(file):
+            how = (
+                "is missing" if file not in sums else "is new" if file not in before else "differs"
+            )
+            text = f"{file} {how}, by {path}, which has what was prepared first"
+            raise DataError(f"{name}: {text}; remove its entry {name} to accept this one")
+    return True
+
+
+def _read(path: Path) -> dict[str, Sums]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is not a JSON object")
+    return content

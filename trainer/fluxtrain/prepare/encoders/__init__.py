@@ -1,1 +1,0 @@
-"""Collects the frozen encoders below the models root, and verifies them."""

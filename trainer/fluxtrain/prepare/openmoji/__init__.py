@@ -1,1 +1,0 @@
-"""The OpenMoji demo data set."""

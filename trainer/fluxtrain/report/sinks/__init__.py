@@ -1,1 +1,0 @@
-"""Metrics and sample images for TensorBoard and Weights & Biases."""

@@ -1,0 +1,1 @@
+"""What one process stands on: files, devices, draws, safetensors, its progress."""

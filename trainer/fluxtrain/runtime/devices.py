@@ -1,0 +1,216 @@
+"""Peak and memory of known GPUs from the vendors' data sheets, and the check for visible GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fluxtrain.errors import ConfigError
+
+_TERA, _GIGA, _MEBI = 1e12, 10**9, 1 << 20
+_SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
+
+_FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
+_FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One device as torch sees it."""
+
+    name: str
+    peak_flops: float
+    """Dense bfloat16 FLOP/s."""
+    fp8_flops: float | None
+    """Dense fp8 FLOP/s; None if it has no fp8."""
+    memory_bytes: int
+    """What the driver reports if that is known, else the data sheet's GB as 10^9 bytes, a lower bound."""
+
+
+_ROWS: list[tuple[str, float, float | None, int]] = [
+    ("MI250X", 191.5, None, 64),  # one of its two dies, which torch and Kubernetes count as a GPU
+    ("MI300X", 1307.4, 2614.9, 192),
+    ("MI325X", 1307.4, 2614.9, 256),
+    ("MI355X", 2516.6, 5033.0, 288),
+    ("H100", 989.4, 1978.9, 80),
+    ("H200", 989.4, 1978.9, 141),
+    ("B200", 2250.0, 4500.0, 180),
+    ("GB200", 2500.0, 5000.0, 192),
+    ("GB300", 2500.0, 5000.0, 288),
+]
+"""Name, dense bfloat16 and fp8 in TFLOP/s, memory in GB."""
+_REPORTED = {"H200": 143_771 * _MEBI}
+"""Memory that the driver reports."""
+GPUS = {
+    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, _REPORTED.get(name, memory * _GIGA))
+    for name, peak, fp8, memory in _ROWS
+}
+
+
+def find_gpu(name: str) -> Gpu:
+    """Return the GPU called ``name``, ignoring case; raise ConfigError if it is unknown."""
+    gpu = GPUS.get(name.strip().upper())
+    if gpu is None:
+        raise ConfigError("--gpu", name, f"known: {', '.join(GPUS)}")
+    return gpu
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A dense peak of the data sheets, which an MFU is a fraction of."""
+
+    gpu: str
+    """Name in the table of GPUs."""
+    dtype: str
+    flops: float
+    """FLOP/s."""
+
+    def __str__(self) -> str:
+        """Return the peak, for people."""
+        return f"{self.gpu} dense {self.dtype} {self.flops / _TERA:g} TFLOP/s"
+
+
+def find_peak(device_name: str, dtype: str) -> Peak | None:
+    """Return the dense peak of the torch device ``device_name``; None if it is unknown.
+
+    ``dtype`` is bfloat16 or fp8; peaks of others are not in the table.
+    """
+    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    gpu = next((gpu for name, gpu in GPUS.items() if name in parts), None)
+    if gpu is None or parts & _SLOWER_BOARDS:
+        return None
+    flops = {"bfloat16": gpu.peak_flops, "fp8": gpu.fp8_flops}.get(dtype)
+    return None if flops is None else Peak(gpu.name, dtype, flops)
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Return the dense bfloat16 FLOP/s of the torch device ``device_name``, None if it is unknown."""
+    peak = find_peak(device_name, "bfloat16")
+    return peak.flops if peak else None
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Return the bytes of memory of the GPU ``device``, at most those in the table; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    peak, total = find_peak(properties.name, "bfloat16"), int(properties.total_memory)
+    return min(total, GPUS[peak.gpu].memory_bytes) if peak else total
+
+
+def num_visible() -> int:
+    """Return the number of GPUs that torch can use here."""
+    return torch.cuda.device_count()
+
+
+def require_gpus(expected: int, environment: Mapping[str, str], dev: Path = Path("/dev")) -> None:
+    """Raise ConfigError, with likely causes, if torch sees fewer than ``expected`` GPUs."""
+    visible = num_visible()
+    if visible >= expected:
+        return
+    filters = [f"{name}={environment[name]!r}" for name in _FILTERS if name in environment]
+    groups = " ".join(str(group) for group in sorted({os.getgid(), *os.getgroups()}))
+    raise ConfigError(
+        "spec.gpusPerNode",
+        expected,
+        f"torch sees {visible} GPUs in this pod, and training on fewer, or on the CPU, is refused. Look at "
+        f"the device files, which the device plugin mounts: {_device_files(dev)}; "
+        f"who may open them, often the groups video and render: this is user {os.getuid()} with groups "
+        f"{groups}; the chart's podDefaults.supplementalGroups adds groups; "
+        f"torch {torch.__version__} of the image, built for {_build()}; "
+        f"{' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
+    )
+
+
+def _device_files(dev: Path) -> str:
+    paths = [path for pattern in _FILES for path in sorted(dev.glob(pattern))]
+    if not paths:
+        return f"none of {', '.join(str(dev / pattern) for pattern in _FILES)} is here"
+    return ", ".join(f"{path}{'' if _opens(path) else ' (no access)'}" for path in paths[:12])
+
+
+def _opens(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.W_OK)
+
+
+def _build() -> str:
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
+
+
+# Binds a trainer to the CPUs near its GPU.
+#
+# Not by torchrun's ``--numa-binding``: it starts each trainer through the program numactl, which
+# few images have and which needs more than a pod's seccomp profile allows, and it makes the agent
+# use the GPUs too.
+
+
+_SYS = Path("/sys")
+
+
+def bind_near_gpu(index: int) -> None:
+    """Let this process, and those that it starts, run only on the CPUs of the GPU's NUMA node.
+
+    Changes nothing without a GPU, if /sys does not name the node, or if none of its CPUs is allowed.
+    """
+    if torch.cuda.is_available():
+        near = cpus_near(_pci_address(index)) & os.sched_getaffinity(0)
+        if near:
+            os.sched_setaffinity(0, near)
+
+
+def cpus_near(address: str, sys: Path = _SYS) -> set[int]:
+    """Return the CPUs of the NUMA node of the PCI device ``address``; empty if it is unknown."""
+    try:
+        node = int((sys / "bus/pci/devices" / address / "numa_node").read_text())
+        return parse_cpus((sys / f"devices/system/node/node{node}/cpulist").read_text())
+    except (OSError, ValueError):
+        return set()
+
+
+def parse_cpus(text: str) -> set[int]:
+    """Return the CPUs in a list of Linux, such as "0-3,8"; ValueError for anything else."""
+    ranges = (part.partition("-") for part in text.strip().split(",") if part)
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
+
+
+def _pci_address(index: int) -> str:
+    """Return the address of a GPU as in /sys, "" if this build of torch does not tell."""
+    gpu = torch.cuda.get_device_properties(index)
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    if not all(hasattr(gpu, name) for name in names):
+        return ""
+    domain, bus, device = (getattr(gpu, name) for name in names)
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+# Memory of the host that a GPU copies to directly, of exactly the size that is asked for.
+#
+# Torch's own pinned tensors come from an allocator that rounds each one up to a power of two, and
+# keeps it.
+
+
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for all devices
+
+
+def pin(memory: Tensor) -> bool:
+    """Pin the pages of ``memory``, a tensor of the host; return whether that was possible.
+
+    Copies to memory that is not pinned are slower, and the host waits for them.
+    """
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)
+    return int(error) == 0
+
+
+def unpin(memory: Tensor) -> None:
+    """Release what `pin` pinned, before the memory is freed."""
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cudart.cudaHostUnregister(memory.data_ptr())

@@ -1,1 +1,0 @@
-"""HTTP servers of trainers and of the rendezvous service, bounded; without torch."""

@@ -1,0 +1,190 @@
+"""Copies of a rank's training state in memory of the host, from which a checkpoint is written.
+
+One buffer of exactly the state's size is used for every checkpoint, pinned if there is a GPU: page faults of
+a new one would cost more than the copy. It is reserved when a run starts that saves on its way. On a GPU the
+copy has a stream of its own, beside the next forward and backward passes; only the next change of the weights
+waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate, pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from fluxtrain.parallel.distributed import local_part
+from fluxtrain.runtime.devices import pin, unpin
+from fluxtrain.runtime.progress import Alive
+
+State = dict[str, Tensor]
+"""Tensors by name; DTensors if they are sharded."""
+_ALIGNMENT = 64
+"""Bytes: each copy begins at a multiple of it."""
+
+
+class CopyQueue(Protocol):
+    """Where copies to the host are done: at once, or by a device beside its other work."""
+
+    def copying(self) -> AbstractContextManager[None]:
+        """Queue the copies that begin inside, after the work that the device has by now."""
+
+    def wait(self) -> None:
+        """Return when these copies are done."""
+
+    def before_change(self) -> None:
+        """Let the device's later work wait for them."""
+
+    def take_stall(self) -> float:
+        """Return the seconds that such work has waited since the last call."""
+
+
+class Staging:
+    """The buffer of one rank, and the copies in it."""
+
+    def __init__(
+        self, state: State, queue: CopyQueue | None = None, *, reserve_now: bool = True
+    ) -> None:
+        """Begin to reserve memory for copies of ``state``, in a thread; every rank must call this.
+
+        Without ``reserve_now`` that begins with the first copy.
+        """
+        parts = [local_part(tensor) for tensor in state.values()]
+        on_gpu = any(part.is_cuda for part in parts)
+        self._state = state
+        self._queue: CopyQueue = queue or (_Device() if on_gpu else _Host())
+        ends = list(accumulate((_padded(part.nbytes) for part in parts), initial=0))
+        self._buffer = torch.empty(ends[-1], dtype=torch.uint8)
+        self.copies = _views(state, self._buffer, ends)
+        """The copies of the last `copy`; whole after `wait`."""
+        self._reserving = threading.Thread(target=self._reserve, args=(on_gpu,), daemon=True)
+        if reserve_now:
+            self._reserving.start()
+
+    def _reserve(self, pinned: bool) -> None:
+        self._buffer.zero_()  # every page is there from now on
+        if pinned and pin(self._buffer):
+            weakref.finalize(self, unpin, self._buffer).atexit = False
+
+    def copy(self, alive: Alive) -> None:
+        """Begin to copy the state; ``alive`` is called after each tensor.
+
+        The state must not change before `before_change` was called.
+        """
+        if self._reserving.ident is None:
+            self._reserving.start()
+        self._reserving.join()
+        with self._queue.copying():
+            for name, tensor in self._state.items():
+                local_part(self.copies[name]).copy_(local_part(tensor), non_blocking=True)
+                alive()
+
+    def wait(self) -> None:
+        """Return when the copies are whole; thread-safe."""
+        self._queue.wait()
+
+    def before_change(self) -> None:
+        """Let changes of the state from now on wait until the copies are whole; the host does not wait."""
+        self._queue.before_change()
+
+    def take_stall(self) -> float:
+        """Return the seconds that changes have waited on the device since the last call."""
+        return self._queue.take_stall()
+
+
+class _Host:
+    """Copies that are done when they return."""
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        yield
+
+    def wait(self) -> None:
+        return
+
+    def before_change(self) -> None:
+        return
+
+    def take_stall(self) -> float:
+        return 0.0
+
+
+class _Device:
+    """Copies in a stream of their own of the current GPU."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event | None = None
+        self._is_awaited = True
+        self._waits = list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        self._copied = self._stream.record_event()
+        self._is_awaited = False
+
+    def wait(self) -> None:
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def before_change(self) -> None:
+        if self._copied is None or self._is_awaited:
+            return
+        stream = torch.cuda.current_stream()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record(stream)
+        stream.wait_event(self._copied)
+        end.record(stream)
+        self._is_awaited = True
+        self._waits.append((begin, end))
+
+    def take_stall(self) -> float:
+        seconds = 0.0
+        while self._waits and self._waits[0][1].query():  # type: ignore[no-untyped-call]
+            begin, end = self._waits.pop(0)
+            seconds += begin.elapsed_time(end) / 1000
+        return seconds
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _views(state: State, buffer: Tensor, ends: list[int]) -> State:
+    """Return tensors like those of ``state`` on the host, whose bytes begin in ``buffer`` at ``ends``."""
+    meshes: dict[DeviceMesh, DeviceMesh] = {}
+    views: State = {}
+    for (name, tensor), (begin, _) in zip(state.items(), pairwise(ends), strict=True):
+        part = local_part(tensor)
+        own = buffer[begin : begin + part.nbytes].view(part.dtype).view(part.shape)
+        if not isinstance(tensor, DTensor):
+            views[name] = own
+            continue
+        mesh = tensor.device_mesh
+        if mesh not in meshes:
+            meshes[mesh] = _host_mesh(mesh)
+        views[name] = DTensor.from_local(
+            own,
+            meshes[mesh],
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+    return views
+
+
+def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    if mesh.device_type == "cpu":
+        return mesh
+    return init_device_mesh("cpu", tuple(mesh.shape), mesh_dim_names=mesh.mesh_dim_names)

@@ -1,0 +1,1 @@
+"""The training: its loop, a step, evaluation, and the data sources of a run."""
