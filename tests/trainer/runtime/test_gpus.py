@@ -9,8 +9,9 @@ import pytest
 import torch
 from tests.trainer.commands import fluxtrain
 
+from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.runtime.devices import require_gpus
+from fluxtrain.runtime.devices import missing_gpus, require_gpus
 
 FILE = """apiVersion: fluxtrain.dev/v1alpha1
 kind: FluxTraining
@@ -58,6 +59,59 @@ def test_device_files_are_named_with_their_access(
         require_gpus(1, {}, tmp_path)
     expected = f"mounts: {tmp_path}/kfd, {tmp_path}/dri/renderD128 (no access); "
     assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("files", "hip", "cuda", "clue"),
+    [
+        (["dri/renderD128"], None, "13.0", None),
+        (["kfd"], None, "13.0", "make setup TORCH=rocm"),
+        (["kfd"], None, None, "--index-url"),
+        (["kfd", "nvidia0"], None, "13.0", "make setup TORCH=rocm"),
+        (["kfd"], "6.4", None, "HIP_VISIBLE_DEVICES"),
+        (["nvidia0"], None, None, "make setup TORCH=cuda"),
+        (["nvidia0"], "6.4", None, "make setup TORCH=cuda"),
+        (["nvidia0"], None, "13.0", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_wheel_that_does_not_fit_the_machine_is_named_with_the_one_that_does(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    files: list[str],
+    hip: str | None,
+    cuda: str | None,
+    clue: str | None,
+) -> None:
+    (tmp_path / "dri").mkdir()
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    reason = missing_gpus(tmp_path)
+    if clue is None:
+        assert reason is None
+    else:
+        assert reason is not None
+        assert clue in reason
+        assert torch.__version__ in reason
+
+
+def test_a_job_for_gpus_is_refused_where_torch_cannot_use_them_unless_it_is_meant_for_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fluxtrain.runtime.devices.missing_gpus", lambda: "torch has no ROCm")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name in NO_GPUS:
+        monkeypatch.setenv(name, "0")
+    file = tmp_path / "job.yaml"
+    file.write_text(FILE)
+    command = ["run", str(file), "--output", str(tmp_path / "run")]
+    assert main(command) == EXIT_USAGE
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith("spec.gpusPerNode: got 8; torch has no ROCm; --cpu runs on the CPU")
+    flags = ["--schedule.steps=1", "--logging.metrics_port=0", "--evaluation.at_end=false"]
+    assert main([*command, "--cpu", *flags]) == EXIT_OK
+    assert {name: os.environ[name] for name in NO_GPUS} == NO_GPUS
 
 
 def test_a_file_for_gpus_logs_that_it_runs_on_the_cpu(

@@ -47,6 +47,7 @@ from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
 
+_NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 _RUN_DOC = """\
 ``fluxtrain run FILE``: run a task on this machine, such as training; the same command resumes it."""
 
@@ -61,6 +62,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--output", type=path, help=text)
     text = "trainer processes on this machine (default: the GPUs, or one)"
     parser.add_argument("--processes", type=whole_number, help=text)
+    text = "run on the CPU, also where a GPU is"
+    parser.add_argument("--cpu", action="store_true", help=text)
     add_nodes(parser)
 
 
@@ -77,7 +80,7 @@ def action(arguments: argparse.Namespace) -> int:
         _require_distributed(config)
         _require_fixed(config, nodes)
         find_endpoint(nodes)
-    _warn_without_gpus(job)  # imports torch: only once the file is validated
+    _require_gpus(job, arguments.cpu)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
     if (message := _finished_message(config, paths)) is not None:
         print(message)
@@ -118,13 +121,19 @@ def _require_fixed(config: RunConfig, nodes: Nodes) -> None:
         raise ConfigError("--nodes", "{}:{}".format(*count), text)
 
 
-def _warn_without_gpus(job: FluxTraining) -> None:
-    from fluxtrain.runtime.devices import num_visible
+def _require_gpus(job: FluxTraining, cpu: bool) -> None:
+    """Raise ConfigError if torch sees none of this machine's GPUs, and the job asks for some."""
+    if cpu:
+        os.environ.update(_NO_GPUS)
+    from fluxtrain.runtime.devices import missing_gpus, num_visible
 
     requested = job.spec.gpus_per_node
-    if requested and not num_visible():
-        text = f"spec.gpusPerNode is {requested}, but torch sees no GPU here: this runs on the CPU"
-        print(f"fluxtrain: {text}", file=sys.stderr)
+    if not requested or cpu or num_visible():
+        return
+    if reason := missing_gpus():
+        raise ConfigError("spec.gpusPerNode", requested, f"{reason}; --cpu runs on the CPU")
+    text = f"spec.gpusPerNode is {requested}, but torch sees no GPU here: this runs on the CPU"
+    print(f"fluxtrain: {text}", file=sys.stderr)
 
 
 def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:

@@ -17,6 +17,7 @@ _TERA, _GIGA, _MEBI = 1e12, 10**9, 1 << 20
 _SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
 
 _FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
+_ROCM_INDEX = "--index-url https://download.pytorch.org/whl/rocm6.4"
 _FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
@@ -126,6 +127,24 @@ def require_gpus(expected: int, environment: Mapping[str, str], dev: Path = Path
         f"torch {torch.__version__} of the image, built for {_build()}; "
         f"{' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
     )
+
+
+def missing_gpus(dev: Path = Path("/dev")) -> str | None:
+    """Return why torch sees no GPU of this machine, and the next step; None if there is no device file."""
+    amd, nvidia = (dev / "kfd").exists(), any(dev.glob("nvidia[0-9]*"))
+    if not (amd or nvidia):
+        return None
+    if torch.version.hip if amd else torch.version.cuda:
+        step = f"check who may open them, and {', '.join(_FILTERS)}"
+    elif amd:
+        step = (
+            f"install the ROCm wheel: make setup TORCH=rocm6.4, or pip install torch {_ROCM_INDEX}"
+        )
+    else:
+        step = (
+            "install the CUDA wheel: make setup TORCH=cuda, or pip install --force-reinstall torch"
+        )
+    return f"torch {torch.__version__}, built for {_build()}, sees no GPU of {_device_files(dev)}; {step}"
 
 
 def _device_files(dev: Path) -> str:
