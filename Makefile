@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 EXTRAS := operator,trainer,demo,test,bench
+TORCH ?= auto
+TORCH_INDEX ?= https://download.pytorch.org/whl
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
 QUICK := $(addprefix tests/,architecture contract operator chart trainer benchmarks faults)
@@ -13,18 +15,21 @@ SOURCE ?=
 KEY ?=
 PUBLIC_KEY ?=
 
+INSTALL = $(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: .venv/.installed ## make the environment in .venv (idempotent)
+setup: .venv/.installed ## make the environment in .venv (idempotent); TORCH=cpu|cuda|rocmX.Y, by default what the machine has
+	@test "$(TORCH)" = auto || $(INSTALL)
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	$(BIN)/python -m pip install --quiet --progress-bar off --editable '.[$(EXTRAS)]' --constraint constraints.txt
+	@$(INSTALL)
 	@touch $@
 
 run: setup ## train examples/openmoji.yaml on this machine; again: resume
