@@ -7,6 +7,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
 QUICK := $(addprefix tests/,architecture contract operator chart trainer benchmarks faults)
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2
+# ATen's plain kernels beside oneDNN's AVX-512 are in no processor, and torch's bfloat16 attention fails there.
+ISA := "$(AVX2)" "$(AVX2) ATEN_CPU_CAPABILITY=default"
+ISA_TESTS ?= tests/trainer
 NODES ?= 3
 FAULTS ?=
 SECONDS ?= 60
@@ -18,7 +22,7 @@ PUBLIC_KEY ?=
 INSTALL = $(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick test-isa check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +50,10 @@ test: setup ## run all tests; as root, those on a real cluster too
 
 test-quick: setup ## the tests that need no cluster and start no training of their own
 	$(BIN)/python -m pytest -q -m "not slow" --durations=10 $(PYTEST_OPTIONS) $(QUICK)
+
+test-isa: setup ## the tests of numbers with the kernels of older processors, one after the other (ISA_TESTS=)
+	@for isa in $(ISA); do echo "$$isa"; \
+	env $$isa $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 check: setup ## format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check --quiet .

@@ -1,12 +1,22 @@
-"""What a command leaves behind in its process, which ends with it, must not reach the next test."""
+"""Each test has the variables and signal handlers of its process; tests of numbers are marked."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+
+COMPUTING = {"adapter", "encode", "model", "optim", "parallel", "sample", "train", "weights"}
+"""Folders whose tests compare numbers that torch's kernels compute: `make test-isa`."""
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        parts = item.path.parent.relative_to(item.config.rootpath).parts
+        if parts[:2] == ("tests", "trainer") and COMPUTING.intersection(parts[2:]):
+            item.add_marker("computes")
 
 
 @pytest.fixture(autouse=True)
