@@ -17,7 +17,6 @@ LONGER = {
     "operator/fluxtrain_operator/kubectl/why.py": 751,
     "trainer/fluxtrain/adapter/file.py": 626,
     "trainer/fluxtrain/benchmark/results.py": 648,
-    "trainer/fluxtrain/imports/simpletuner_values.py": 616,
     "trainer/fluxtrain/mlperf/implementation.py": 641,
     "trainer/fluxtrain/mlperf/review/run_rules.py": 655,
     "trainer/fluxtrain/prepare/cc12m.py": 699,

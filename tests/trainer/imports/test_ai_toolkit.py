@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -22,10 +23,10 @@ from fluxtrain.imports.table import Fate, Imported
 FIELDS = {field.path for field in iter_fields(RunConfig)}
 
 
-def imported(tmp_path: Path, text: str, processes: int = 1) -> Imported:
+def imported(tmp_path: Path, text: str, processes: int = 1, **fields: Any) -> Imported:
     file = tmp_path / "job.yaml"
     file.write_text(text)
-    return import_file(file, {}, processes)
+    return import_file(file, fields, processes)
 
 
 def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_a_lora_of_schnell_has_the_values_of_its_file(tmp_path: Path) -> None:
 
 
 def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path) -> None:
-    found = imported(tmp_path, ai_toolkit_files.PAGE)
+    found = imported(tmp_path, ai_toolkit_files.PAGE, data={"images": "/data/pins"})
     config = found.config
     assert config.adapter is not None
     assert (config.adapter.kind, config.adapter.rank, config.adapter.alpha) == ("lokr", 16, 8.0)
@@ -100,12 +101,14 @@ def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path
 
 
 LORA = {"type": "lora", "linear": 8}
+LOKR = {"type": "lokr", "linear": 8, "lokr_full_rank": False}
 PICTURES = {"folder_path": "toy", "resolution": 512}
 RULES: list[tuple[str, dict[str, object], dict[str, object]]] = [
-    ("network", {"type": "lokr", "linear": 8},
+    ("network", {"type": "lokr", "linear": 8}, {"adapter.lokr.full_matrix": True}),
+    ("network", LOKR,
      {"adapter.kind": "lokr", "adapter.rank": 8, "adapter.alpha": 1.0}),
-    ("network", {"type": "lokr", "linear": 8, "linear_alpha": 0}, {"adapter.alpha": 8.0}),
-    ("network", {"type": "lokr", "linear": 8, "alpha": 2, "linear_alpha": 4}, {"adapter.alpha": 4.0}),
+    ("network", {**LOKR, "linear_alpha": 0}, {"adapter.alpha": 8.0}),
+    ("network", {**LOKR, "alpha": 2, "linear_alpha": 4}, {"adapter.alpha": 4.0}),
     ("network", {"type": "lokr", "linear": 8, "lokr_full_rank": True},
      {"adapter.lokr.full_matrix": True, "adapter.rank": 16}),
     ("network", {"type": "dora", "linear": 8},
@@ -147,7 +150,7 @@ NO_COUNTERPARTS: list[tuple[str, dict[str, object], str]] = [
     ("network", {"type": "dora", "linear": 8, "dropout": 0.1}, "network.dropout"),
     ("network", {"type": "lokr", "network_kwargs": {"rank_dropout": 0.1}},
      "network.network_kwargs.rank_dropout"),
-    ("network", {"type": "lokr", "linear_alpha": 0}, "network.linear_alpha"),
+    ("network", {"type": "lokr", "lokr_full_rank": False, "linear_alpha": 0}, "network.linear_alpha"),
     ("model", {"quantize": True}, "model.quantize"),
     ("model", {"layer_offloading": True}, "model.layer_offloading"),
     ("train", {"diff_output_preservation": True}, "train.diff_output_preservation"),
@@ -157,7 +160,6 @@ NO_COUNTERPARTS: list[tuple[str, dict[str, object], str]] = [
     ("datasets", {"mask_path": "m"}, "datasets.mask_path"),
     ("datasets", {**PICTURES, "flip_y": True}, "datasets.flip_y"),
     ("datasets", {**PICTURES, "random_scale": True}, "datasets.random_scale"),
-    ("datasets", {**PICTURES, "is_reg": True}, "datasets.is_reg"),
     ("sample", {"width": 640, "prompts": ["a"]}, "sample.width"),
     ("sample", {"walk_seed": False, "prompts": ["a"]}, "sample.walk_seed"),
     ("sample", {"prompts": [], "sample_every": 5}, "sample.sample_every"),
@@ -175,8 +177,9 @@ def test_an_option_without_a_counterpart_is_named(
     assert name in missing
 
 
-def job(**process: object) -> str:
-    """Return a job of one process that has these sections."""
+def job(**process: Any) -> str:
+    """Return a job of one process that has these sections, for FLUX.1."""
+    process["model"] = {"is_flux": True, **process.get("model", {})}
     return yaml.safe_dump(
         {"job": "extension", "config": {"process": [{"type": "sd_trainer", **process}]}}
     )
@@ -221,7 +224,8 @@ def test_an_optimizer_has_ai_toolkit_s_settings(
     tmp_path: Path, train: str, expected: dict[str, object]
 ) -> None:
     text = (
-        f"job: extension\nconfig: {{name: a, process: [{{type: sd_trainer, train: {{{train}}}}}]}}"
+        f"job: extension\nconfig: {{name: a, process: "
+        f"[{{type: sd_trainer, model: {{is_flux: true}}, train: {{{train}}}}}]}}"
     )
     optim = imported(tmp_path, text).config.optim.model_dump()
     assert {key: optim[key] for key in expected} == expected

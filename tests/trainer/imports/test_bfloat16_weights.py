@@ -30,7 +30,7 @@ NO_MIXING = ', "mixed_precision": "no"'
     [
         ("a.toml", FULL_BF16 + BF16, "bfloat16"),
         ("a.toml", KOHYA + "full_bf16 = false\n" + BF16, "float32"),
-        ("a.toml", KOHYA + BF16, "float32"),
+        ("a.toml", KOHYA + "vae_batch_size = 1\nsave_precision = 'bf16'\n" + BF16, "float32"),
         ("a.toml", FULL_BF16 + BF16 + 'network_module = "networks.lora_flux"\n', "float32"),
         ("a.toml", FULL_BF16 + BF16 + 'optimizer_type = "AdamWScheduleFree"\n', "float32"),
         ("a.yaml", TOOLKIT % "bf16", "bfloat16"),

@@ -54,7 +54,7 @@ def test_a_changed_file_gives_a_job_or_an_error(
         parent[key] = draws.choice(VALUES)
         (tmp_path / name).write_text(json.dumps(document))
         try:
-            found = import_file(start, {}, prompt_file=prompts)
+            found = import_file(start, {"data": {"images": "toys"}}, prompt_file=prompts)
         except ConfigError as error:
             lines += str(error).splitlines()
         else:

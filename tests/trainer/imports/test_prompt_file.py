@@ -22,6 +22,7 @@ def written(folder: Path, name: str, text: str) -> list[Sample]:
     file, output, prompts = folder / name, folder / "job.yaml", folder / "prompts.txt"
     file.write_text(text)
     command = ["import-config", str(file), "--output", str(output), "--prompt-file", str(prompts)]
+    command.append("--data.images=toys")  # of all, without the regularisation pictures of some
     assert main(command) == EXIT_OK
     config = resolve(load_job(output).spec.run)
     assert (config.sampling.prompt_file, config.sampling.prompts) == ("prompts.txt", [])
@@ -60,6 +61,7 @@ def test_a_seed_that_is_drawn_there_is_drawn_here(tmp_path: Path) -> None:
 
 
 def test_images_of_simpletuner_have_all_sizes(tmp_path: Path) -> None:
+    (tmp_path / "lycoris_config.json").write_text(simpletuner_files.LYCORIS)
     assert written(tmp_path, "c.json", simpletuner_files.LOKR) == [
         ("ohwx, a red heart", 1024, 1024, 7, 28, "blurry"),
         ("ohwx, a red heart", 1280, 768, 7, 28, "blurry"),

@@ -11,7 +11,7 @@ from tests.trainer.imports import simpletuner_files
 from fluxtrain.cli import main
 from fluxtrain.contract.run.config import value_at
 from fluxtrain.contract.run.data import VariantsConfig
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.files import import_file
 from fluxtrain.imports.table import Fate, Imported
 
@@ -41,7 +41,7 @@ def lokr_config(folder: Path) -> Path:
 
 
 def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_files(tmp_path: Path) -> None:
-    found = import_file(lokr_config(tmp_path), {})
+    found = import_file(lokr_config(tmp_path), {"data": {"images": "datasets/toys"}})
     config, data = found.config, found.config.data
     assert config.adapter is not None
     assert (config.adapter.kind, config.adapter.base_dtype) == ("lokr", "fp8")
@@ -74,7 +74,8 @@ def test_the_written_file_can_be_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "lokr.yaml"
-    assert main(["import-config", str(lokr_config(tmp_path)), "--output", str(output)]) == EXIT_OK
+    arguments = ["import-config", str(lokr_config(tmp_path)), "--data.images=datasets/toys"]
+    assert main([*arguments, "--output", str(output)]) == EXIT_OK
     command = ["plan", str(output), "--schedule.epochs=null", "--schedule.steps=9"]
     assert main(command) == EXIT_OK
     assert "memory" in capsys.readouterr().out
@@ -115,7 +116,6 @@ NO_COUNTERPARTS: list[tuple[dict[str, object], str]] = [
     ({"crop": True, "crop_style": "face"}, "backend.crop_style"),
     ({"crop": True, "crop_aspect": "closest"}, "backend.crop_aspect"),
     ({"minimum_image_size": 512}, "backend.minimum_image_size"),
-    ({"is_regularization_data": True}, "backend.is_regularisation_data"),
     ({"caption_column": ["a", "b"]}, "backend.caption_column"),
     ({"probability": 0.5}, "backend.probability"),
 ]
@@ -160,10 +160,10 @@ def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path) -> None
 
 
 def test_files_that_are_not_found_are_named(tmp_path: Path) -> None:
-    found = imported(tmp_path, **LYCORIS)
-    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    missing = {line.option: line.note for line in imported(tmp_path).lines[Fate.MISSING]}
     assert "data.images" in missing["data_backend_config"]
-    assert "was not found" in missing["lora_type"]
+    with pytest.raises(ConfigError, match=r"lycoris_config: got 'lycoris.json'; .* was not found"):
+        imported(tmp_path, **LYCORIS)
 
 
 def test_keys_of_a_backend_are_not_shown(
@@ -205,6 +205,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
 def test_a_bad_file_is_refused_in_one_line(
     name: str, text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "lycoris.json").write_text('{"algo": "lokr"}')
     (tmp_path / name).write_text(text)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**BASE, **LYCORIS}))

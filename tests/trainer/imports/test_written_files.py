@@ -29,7 +29,7 @@ def test_the_written_file_can_be_planned(
     source, output = tmp_path / name, tmp_path / "job.yaml"
     source.write_text(FILES[name])
     command = ["import-config", str(source), "--epoch-samples", "400", "--output", str(output)]
-    assert main(command) == EXIT_OK
+    assert main([*command, "--data.images=toys"]) == EXIT_OK
     assert main(["plan", str(output)]) == EXIT_OK
     assert "memory" in capsys.readouterr().out
 

@@ -18,7 +18,7 @@ def add(commands: Commands) -> None:
     text = "write a FluxTraining for another trainer's options"
     parser = add_command(commands, "import-config", _action, text, described(__doc__))
     parser.set_defaults(takes_overrides=True)
-    text = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
+    text = "kohya's TOML or command, ai-toolkit's YAML, or SimpleTuner's config.json, .toml or .env"
     parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)
     text = "instead of FILE: PARAMS_* and the other variables of kohya's container for MI300X"
     parser.add_argument("--from-env", action="store_true", help=text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fluxtrain.imports import ai_toolkit_values as values
-from fluxtrain.imports import common, kohya
+from fluxtrain.imports import common
 from fluxtrain.imports.ai_toolkit_values import IMAGES, MORE_DATASETS
 from fluxtrain.imports.common import OPTIMIZER_FIELDS, SELECTION_FIELDS, ema
+from fluxtrain.imports.kinds import AI_TOOLKIT_KINDS
 from fluxtrain.imports.table import (
     Convert,
     Option,
@@ -65,7 +66,7 @@ DATA: Mapping[str, Option] = {
             "data.buckets.upscale",
             "data.buckets.resolutions",
         ],
-        kohya.ai_toolkit,
+        values.sizes,
         512,
         "without buckets the largest of several",
     ),
@@ -228,7 +229,8 @@ _NETWORK: Mapping[str, Option] = {
         values.of_lokr(
             lambda reading, name: {"adapter.lokr.full_matrix": values.is_full_rank(reading)}
         ),
-        note="with type=lokr",
+        True,
+        "with type=lokr",
     ),
     "network.lokr_factor": fields(
         ["adapter.lokr.factor"],
@@ -365,4 +367,5 @@ AI_TOOLKIT = Trainer(
     {**_JOB, **_MODEL, **_NETWORK, **_SAVE, **_TRAIN, **DATA, **SAMPLES, **_LOGGING},
     values.base,
     values.take_apart,
+    AI_TOOLKIT_KINDS,
 )

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from fluxtrain.imports import common, kohya
+from fluxtrain.errors import ConfigError
+from fluxtrain.imports import common
 from fluxtrain.imports.common import Optimizers, selection
 from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
 
+_CONDITIONS = (
+    *("control_path", "control_path_1", "control_path_2", "control_path_3", "controls"),
+    *("inpaint_path", "clip_image_path", "unconditional_path"),
+)
+"""Options of any data set that ask for another kind of training."""
 MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
 REGULARISATION, SAMPLES = "datasets.is_reg", "sample.samples"
 IMAGES = "datasets.dataset_path datasets.folder_path"
@@ -17,6 +23,8 @@ IMAGES = "datasets.dataset_path datasets.folder_path"
 OFFLOADED = "model.layer_offloading_transformer_percent"
 _FLOAT8 = ("qfloat8", "float8")
 _DIMENSION = ("network.rank", "network.linear")
+_RANK = 4
+"""The rank if none is given."""
 _NAMES = {"adamw": "adamw", "adamw8": "adamw_8bit", "adamw8bit": "adamw_8bit"}
 _NAMES |= {"lion": "lion", "lion8bit": "lion", "adafactor": "adafactor"}
 _NAMES |= {"prodigy": "prodigy", "prodigy8bit": "prodigy"}
@@ -82,6 +90,8 @@ def _chosen(datasets: list[dict[str, object]]) -> dict[str, object]:
         options[MORE_DATASETS] = f"{len(datasets)} data sets"
     if any(it.get("is_reg") for it in datasets):
         options[REGULARISATION] = True
+    for other in datasets:
+        options |= {f"datasets.{it}": other[it] for it in _CONDITIONS if other.get(it)}
     return options
 
 
@@ -106,12 +116,19 @@ def flat(values: Mapping[Any, object], above: str = "") -> dict[str, object]:
 
 
 def base(reading: Reading) -> Values:
-    """Return the preset; ai-toolkit's adapters are those of diffusers' layers."""
+    """Return the preset; ai-toolkit's adapters are those of diffusers' layers.
+
+    Raises ConfigError if no option says that the model is FLUX.1: there, it is Stable Diffusion then.
+    """
+    if not reading.has("model.arch") and not reading.has("model.is_flux"):
+        raise ConfigError("model.arch", None, "must be given, and flux; or model.is_flux: true")
     name = "model.name_or_path"
     model = reading.text(name) if reading.has(name) else ""
     files: dict[str, object] = {}
     if _is_adapter(reading):
         files = {"adapter.split_qkv": True, "adapter_file.layout": "ai-toolkit"}
+        if not is_full_rank(reading) and not any(map(reading.has, _DIMENSION)):
+            files |= {"adapter.rank": _RANK, "adapter.alpha": float(_RANK)}
         if kind(reading) == "lokr":
             files = {"adapter.split_qkv": False, "adapter_file.layout": "kohya"}
         if kind(reading) == "dora":
@@ -462,7 +479,7 @@ def side(option: str) -> Convert:
         if reading.prompt_file is not None:
             reading.notes[name] = common.PROMPT_NOTE
             return {}
-        if pixels == kohya.ai_toolkit(reading, "datasets.resolution")["data.image_size"]:
+        if pixels == sizes(reading, "datasets.resolution")["data.image_size"]:
             reading.notes[name] = "is data.image_size"
             return {}
         raise NoCounterpartError(
@@ -496,3 +513,21 @@ def walk_seed(reading: Reading, name: str) -> Values:
     raise NoCounterpartError(
         "every image has noise of its own; lines of sampling.prompt_file with the same --d do not"
     )
+
+
+def sizes(reading: Reading, name: str) -> Values:
+    """Return ai-toolkit's resolutions, one or several, in buckets without enlarged images."""
+    given = reading.value(name)
+    sides = given if isinstance(given, list) else [given]
+    if not sides:
+        raise reading.wrong(name, "must be a number of pixels, or a list of them")
+    squares = [common.square(reading, name, side) for side in sides]
+    largest = max(squares, key=lambda square: int(str(square["data.image_size"])))
+    has_buckets = not reading.has("datasets.buckets") or reading.flag("datasets.buckets")
+    if not has_buckets or reading.is_on("datasets.square_crop"):
+        return largest
+    values = {"data.buckets.step": 64, "data.buckets.upscale": False}
+    if len(sides) == 1:
+        return {**largest, **values}
+    resolutions = [square["data.image_size"] for square in squares]
+    return {**largest, **values, "data.buckets.resolutions": resolutions}

@@ -19,6 +19,10 @@ NO_CLIPPING = 1e12
 """``optim.max_grad_norm`` that clips nothing."""
 NUM_BLOCKS = ModelConfig().depth + ModelConfig().depth_single_blocks
 """Blocks of FLUX.1."""
+LARGEST_RANK = 1024
+"""Of ``adapter.rank``; LyCORIS' larger ones ask for whole matrices."""
+WHOLE = f"above {LARGEST_RANK}: no factor is a product of the rank"
+"""What such a rank means."""
 EPOCHS = (
     "epochs are counted in steps here: give --epoch-samples, the images times their repeats, or "
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.model_base import GROUP, join_errors, validate
-from fluxtrain.contract.resource.document import dump_yaml, parse_yaml
+from fluxtrain.contract.resource.document import dump_yaml, parse_yaml, read_text
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, redacted
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
@@ -32,41 +33,131 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
 
     Raises ConfigError for a file that cannot be read, or is of no trainer that is known here.
     """
+    if path.name.lower().endswith(".env"):
+        return SIMPLETUNER, with_named_files(_variables(read_text(path), path), path)
+    if path.suffix.lower() in _COMMANDS:
+        return KOHYA, _command(read_text(path), path)
     document = read_document(path)
+    names = _names(document)
+    listed = "\n".join(names)
+    for text, *patterns in _FOREIGN:
+        if all(re.search(rf"(?m)^(?:{pattern})$", listed) for pattern in patterns):
+            raise _refused(path, text)
     if not isinstance(document, dict):
         raise ConfigError(str(path), document, "must be a mapping of options")
     return _recognise(document, path)
 
 
-_TORCHTITAN_SECTIONS = {"job", "training", "parallelism", "checkpoint", "metrics"}
-_SIMPLETUNER_KEYS = ("model_family", "model_type", "data_backend_config")
-_GUI_KEYS = ("LoRA_type", "train_data_dir", "network_dim")
+def _names(document: object, levels: int = 2) -> set[str]:
+    """Return the names of options in ``document``, without dashes, and with dots those below them."""
+    found = set[str]()
+    for item in document if isinstance(document, list) else [document]:
+        for key, value in item.items() if isinstance(item, dict) and levels else ():
+            name = str(key).removeprefix("--")
+            found |= {name, *(f"{name}.{below}" for below in _names(value, levels - 1))}
+    return found
+
+
 _TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
+_NO_TRAINING = f"not a training's; must be {_TRAINERS}"
+_NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
+_FOREIGN: tuple[tuple[str, ...], ...] = (
+    (f"is a FluxTraining already: fluxtrain run trains it, if its kind is {KIND}", "apiVersion"),
+    ("is spec.run of a FluxTraining: put it there (docs/config.md)",
+     "preset", "schedule|adapter|optim|data|initial_weights"),
+    (f"is OneTrainer's, {_NO_IMPORT}",
+     "training_method|output_model_destination", "model_type|base_model_name|learning_rate"),
+    (f"is OneTrainer's list of concepts, {_NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
+    ("is of a GUI for kohya's sd-scripts; import the TOML that it writes with --config_file",
+     "LoRA_type|LyCORIS_preset|model_list|max_resolution|lr_warmup|flux1_checkbox|stop_text_encoder_training|"
+     r"accelerate_launch\..+|folders\.\w+_dir"),
+    ("is of LoRA_Easy_Training_Scripts; import the TOML that it writes for sd-scripts",
+     r"\w+_args\.(args|dataset_args)"),
+    (f"is diffusion-pipe's, {_NO_IMPORT}",
+     r"micro_batch_size_per_gpu|pipeline_stages|model\.(diffusers_path|transformer_dtype)|frame_buckets|"
+     r"directory\.(path|control_path)"),
+    (f"is musubi-tuner's, for other models, {_NO_IMPORT}",
+     r"dit|dit_high_noise|datasets\.(image|video|control|cache)_directory|datasets\.(image|video)_jsonl_file"),
+    (f"is axolotl's, for language models, {_NO_IMPORT}",
+     "base_model", r"sequence_len|adapter|datasets\.\w+|micro_batch_size"),
+    (f"is LLaMA-Factory's, for language models, {_NO_IMPORT}",
+     "finetuning_type|stage", "model_name_or_path"),
+    (f"is x-flux's, {_NO_IMPORT}", r"data_config\.\w+"),
+    (f"is InvokeAI's, {_NO_IMPORT}", "base_output_dir", "type|model"),
+    (f"is a request to a hosted trainer, {_NO_IMPORT}",
+     r"input_images|images_data_url|autocaption|input\.(input_images|images_data_url|autocaption)"),
+    (f"is a Cargo.toml, {_NO_TRAINING}", r"package\.(edition|version)|workspace\.members", ".+"),
+    (f"is a pyproject.toml, {_NO_TRAINING}", r"project\.\w+|build-system\.\w+|tool\.\w+"),
+    (f"is a package.json, {_NO_TRAINING}", "name|version|private", "scripts|dependencies|devDependencies"),
+    (f"is a model's configuration, {_NO_TRAINING}", "_class_name|_diffusers_version|architectures"),
+    ("is PEFT's adapter_config.json; fluxtrain adapter info describes the adapter beside it", "peft_type"),
+    (f"is a workflow of ComfyUI, {_NO_TRAINING}", r"last_node_id|\w+\.class_type"),
+    ("is accelerate's configuration; the training's options stand elsewhere",
+     "compute_environment|distributed_type"),
+    ("is DeepSpeed's configuration; the training's options stand elsewhere",
+     "zero_optimization|train_micro_batch_size_per_gpu"),
+    ("is SimpleTuner's list of backends; import the config.json that names it",
+     "id", "instance_data_dir|caption_strategy|dataset_type|cache_dir_vae"),
+    ("is LyCORIS' part of SimpleTuner's options; import the config.json that names it",
+     "algo", r"apply_preset|linear_dim|linear_alpha|factor|multiplier"),
+)  # fmt: skip
+"""Files that are recognised, but not imported: what to say, and patterns of names, all of which are there."""
+
+
+_SHARED_KOHYA = (
+    "ae clip_skip config_file ddp_timeout deepspeed dynamo_backend enable_bucket flash_attn guidance_scale "
+    "highvram huggingface_repo_id huggingface_token initial_epoch initial_step log_config log_with "
+    "logging_dir logit_mean logit_std lowvram lr_scheduler_args lr_scheduler_type max_timestep "
+    "metadata_author metadata_description metadata_license metadata_tags metadata_title min_timestep "
+    "mode_scale output_config output_name random_crop resume save_every_n_epochs save_every_n_steps sdpa "
+    "sdxl sigmoid_scale text_encoder_lr torch_compile v2 vae validation_split wandb_api_key wandb_run_name "
+    "weighting_scheme xformers zero_stage"
+)
+_SHARED_SIMPLETUNER = (
+    "adam_beta1 adam_beta2 adam_epsilon adam_weight_decay backend backends cache_dir conditioning "
+    "controlnet deepspeed_config ema_decay hub_model_id hub_token instance_prompt lora_alpha lora_dropout "
+    "lora_rank lora_type lr_end lycoris max_workers num_train_epochs num_validation_images optimizer "
+    "optimizer_config push_to_hub report_to resume_from_checkpoint snr_gamma use_dora use_ema "
+    "validation_prompt"
+)
+"""Options that other programs have too: they do not say whose a file is."""
+_TORCHTITAN_SECTIONS = {"job", "training", "parallelism", "checkpoint", "metrics"}
 
 
 def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[str, object]]:
-    if "apiVersion" in document:
-        raise _refused(path, "is a FluxTraining already, or another resource of Kubernetes")
     if "config" in document and "job" in document:
         if not isinstance(document["config"], dict):
             raise ConfigError(f"{path}: config", document["config"], "must be a mapping")
         return AI_TOOLKIT, _named(flat(document))
-    names = {str(name).removeprefix("--") for name in document}
+    names = _names(document)
     if _is_torchtitan(document):
         raise _refused(path, "is torchtitan's; docs/coming-from.md has what replaces its keys")
     if "datasets" in names:
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
         raise _refused(path, text)
-    if names & set(_SIMPLETUNER_KEYS) and path.suffix != ".toml":
-        return SIMPLETUNER, with_named_files(_named(document), path)
-    if path.suffix == ".toml":
-        return KOHYA, _without_sections(document, path)
-    if names & set(_GUI_KEYS):
+    of_kohya = sorted(_own(KOHYA, SIMPLETUNER, _SHARED_KOHYA) & {n.split(".")[-1] for n in names})
+    of_simpletuner = sorted(_own(SIMPLETUNER, KOHYA, _SHARED_SIMPLETUNER) & names)
+    if of_kohya and of_simpletuner:
         text = (
-            "is of a GUI for kohya's sd-scripts; import the TOML that it writes with --config_file"
+            f"has options of kohya's sd-scripts, such as {of_kohya[0]}, and of SimpleTuner, such as "
+            f"{of_simpletuner[0]}: leave those of one trainer"
         )
         raise _refused(path, text)
-    raise _refused(path, f"must be {_TRAINERS}")
+    if of_simpletuner:
+        return SIMPLETUNER, with_named_files(_named(document), path)
+    if of_kohya:
+        return KOHYA, _without_sections(document, path)
+    text = (
+        f"must be {_TRAINERS}: it has no option of theirs alone, such as network_module, config.process or "
+        "model_family"
+    )
+    raise _refused(path, text)
+
+
+def _own(trainer: Trainer, other: Trainer, shared: str) -> set[str]:
+    """Return the options that say that a file is of ``trainer``."""
+    own = {name.partition(".")[0] for name in trainer.options}
+    return own - other.options.keys() - set(shared.split())
 
 
 def _is_torchtitan(document: Mapping[str, Any]) -> bool:
@@ -79,6 +170,156 @@ def _is_torchtitan(document: Mapping[str, Any]) -> bool:
 
 def _refused(path: Path, text: str) -> ConfigError:
     return ConfigError(str(path), UNSET, text)
+
+
+# Commands: kohya's options on a command line, as in the scripts that guides and GUIs write.
+
+
+_COMMANDS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt")
+_KOHYAS = r"flux_train(_network)?\.py"
+_SCRIPTS = (
+    (r"flux_train_control_net\.py", "kohya's sd-scripts for a ControlNet"),
+    (r"(sdxl|sd3|lumina|hunyuan_image|anima)_\w{,60}train\w{,60}\.py|fine_tune\.py|train_(db|network)\.py",
+     "kohya's sd-scripts for another model than FLUX.1"),
+    (r"\w{,60}train_textual_inversion\w{,60}\.py|textual_inversion\w{,60}\.py", "textual inversion"),
+    (r"\w{,60}kontext\w{,60}\.py", "Kontext, which edits pictures"),
+    (r"\w{1,60}_train_network\.py|\w{1,60}_train\.py", "musubi-tuner, for other models"),
+    (r"train_control(net)?(_lora)?_flux\w{,60}\.py|train_flux\w{,60}controlnet\w{,60}\.py", "a ControlNet"),
+    (r"train_\w{,60}ip_?a\w{,60}\.py", "an IP-Adapter"),
+    (r"train_(dreambooth|text_to_image|lcm|dpo)\w{,60}\.py", f"diffusers' examples, {_NO_IMPORT}"),
+    (r"train_flux\w{,60}\.py", f"x-flux, {_NO_IMPORT}"),
+    (r"run\.py", "ai-toolkit; import the YAML that the command names"),
+    (r"train\.py|simpletuner", "a trainer that reads a file; import that file"),
+)  # fmt: skip
+"""Scripts in commands, by patterns of their names: what they are of."""
+_TO_TOML = (
+    "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
+)
+_LISTS = ("network_args", "optimizer_args", "base_weights", "base_weights_multiplier")
+
+
+def _command(text: str, path: Path) -> dict[str, object]:
+    """Return the options of a command of kohya's sd-scripts for FLUX.1.
+
+    Raises ConfigError for other commands, and for variables, whose values a shell knows.
+    """
+    lines = [it for it in _joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
+    commands = [it for it in lines if re.search(rf"(^|[\s/\\\"']){_KOHYAS}", it)]
+    if not commands:
+        for pattern, owner in _SCRIPTS:
+            if any(re.search(rf"(^|[\s/\\\"'])({pattern})($|[\s\"'])", it) for it in lines):
+                raise _refused(path, f"is a command of {owner}")
+        raise _refused(path, f"has no command that trains; must be {_TRAINERS}, or kohya's command")
+    if len(commands) > 1:
+        raise _refused(path, f"has {len(commands)} commands; leave one")
+    options = _arguments(re.split(_KOHYAS, commands[0])[-1], path)
+    if "config_file" in options and "output_config" not in options:
+        raise ConfigError(
+            f"{path}: config_file", options["config_file"], "has the options; import it"
+        )
+    return options
+
+
+def _joined(text: str) -> Iterator[str]:
+    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation."""
+    parts = list[str]()
+    for line in text.splitlines():
+        parts.append(line.rstrip().rstrip("\\^`"))
+        if parts[-1] == line.rstrip():
+            yield " ".join(parts)
+            parts.clear()
+    yield " ".join(parts)
+
+
+def _arguments(text: str, path: Path) -> dict[str, object]:
+    """Return the options in ``text``, the rest of a command; those without a value are flags."""
+    lexer = shlex.shlex(text.lstrip("\"' "), posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "#", ""
+    try:
+        words = list(lexer)
+    except ValueError as error:
+        raise _refused(path, f"invalid command: {error}") from None
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word and not word.strip(";&|<>"):
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif name:
+            found[name].append(word)
+    for name, values in found.items():
+        if any(re.search(r"\$[\w{(]|%\w+%|<[\w ]+>", value) for value in values):
+            raise ConfigError(
+                f"{path}: {name}", " ".join(values), f"must not have variables; {_TO_TOML}"
+            )
+    options: dict[str, object] = {}
+    for name, values in found.items():
+        is_list = name in _LISTS or len(values) > 1
+        options[name] = values if is_list else values[0] if values else True
+    return options
+
+
+# SimpleTuner's config.env: variables of a shell, most by the names of options in capitals.
+
+
+_VARIABLES = {
+    "RESUME_CHECKPOINT": "resume_from_checkpoint",
+    "DATALOADER_CONFIG": "data_backend_config",
+    "TRAINING_SEED": "seed",
+    "MINIMUM_RESOLUTION": "minimum_image_size",
+    "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
+    "MAX_NUM_STEPS": "max_train_steps",
+    "NUM_EPOCHS": "num_train_epochs",
+    "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
+    "HUB_MODEL_NAME": "hub_model_id",
+    "MODEL_NAME": "pretrained_model_name_or_path",
+    "USE_GRADIENT_CHECKPOINTING": "gradient_checkpointing",
+    "LR_SCHEDULE": "lr_scheduler",
+}
+"""Those of other names."""
+_OWN_VARIABLES = {"MODEL_FAMILY", "MODEL_TYPE", "DATALOADER_CONFIG", "TRAINER_EXTRA_ARGS"}
+_FAMILIES = (
+    "FLUX",
+    "SD3",
+    "STABLE_DIFFUSION_3",
+    "PIXART_SIGMA",
+    "KOLORS",
+    "STABLE_DIFFUSION_LEGACY",
+)
+"""Older variables that choose a model."""
+_OF_SHELL = re.compile(
+    r"(TRAINING_NUM|TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|ENV"
+)
+
+
+def _variables(text: str, path: Path) -> dict[str, object]:
+    """Return the options of SimpleTuner's variables in ``text``; those of the shell are left out."""
+    lists: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if found := re.match(r"\s*(?:export\s+)?(\w+)(\+?)=(.*)", line):
+            name, plus, value = found.groups()
+            value = re.sub(r"\$\{\w+\}", "", value.strip().strip("\"'")).strip()
+            before = lists.setdefault(name, [])
+            if not plus and f"${{{name}}}" not in line:
+                before.clear()
+            before.append(value)
+    variables = {name: " ".join(values).strip() for name, values in lists.items()}
+    if any(name.startswith("PARAMS_") for name in variables):
+        step = "set its variables, then fluxtrain import-config --from-env"
+        raise _refused(path, f"is of a container for kohya's sd-scripts: {step}")
+    if not variables.keys() & _OWN_VARIABLES:
+        raise _refused(
+            path, f"must be SimpleTuner's: it has none of {', '.join(sorted(_OWN_VARIABLES))}"
+        )
+    options = _arguments(variables.pop("TRAINER_EXTRA_ARGS", ""), path)
+    for name, value in variables.items():
+        if name in _FAMILIES:
+            options |= {"model_family": name.lower()} if value.lower() == "true" else {}
+        elif not _OF_SHELL.fullmatch(name):
+            options[_VARIABLES.get(name, name.lower())] = value
+    return options
 
 
 def _named(options: Mapping[Any, object]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from fluxtrain.contract.run.config import value_at
 from fluxtrain.imports import common
 from fluxtrain.imports import kohya_values as values
 from fluxtrain.imports.common import OPTIMIZER_FIELDS
+from fluxtrain.imports.kinds import KOHYA_KINDS
 from fluxtrain.imports.kohya_values import resolution
 from fluxtrain.imports.table import (
     Convert,
@@ -89,7 +90,8 @@ _OPTIMIZER: Mapping[str, Option] = {
     "lr_scheduler_num_cycles": fields(
         ["schedule.cycles"],
         values.of_schedule("cosine_with_restarts", "schedule.cycles", Reading.positive),
-        note="does nothing with any schedule but cosine_with_restarts",
+        1,
+        "does nothing with any schedule but cosine_with_restarts",
     ),
     "lr_scheduler_power": fields(
         ["schedule.power"],
@@ -248,22 +250,27 @@ def _check_step(reading: Reading, name: str) -> None:
             raise reading.wrong(name, f"must divide {option}, which is {default} if not given")
 
 
-def ai_toolkit(reading: Reading, name: str) -> Values:
-    """Return ai-toolkit's resolutions, one or several, in buckets without enlarged images."""
-    given = reading.value(name)
-    sides = given if isinstance(given, list) else [given]
-    if not sides:
-        raise reading.wrong(name, "must be a number of pixels, or a list of them")
-    squares = [common.square(reading, name, side) for side in sides]
-    largest = max(squares, key=lambda square: int(str(square["data.image_size"])))
-    has_buckets = not reading.has("datasets.buckets") or reading.flag("datasets.buckets")
-    if not has_buckets or reading.is_on("datasets.square_crop"):
-        return largest
-    values = {"data.buckets.step": 64, "data.buckets.upscale": False}
-    if len(sides) == 1:
-        return {**largest, **values}
-    resolutions = [square["data.image_size"] for square in squares]
-    return {**largest, **values, "data.buckets.resolutions": resolutions}
+# Conversions of options for samples.
+
+
+def prompt_file(reading: Reading, name: str) -> Values:
+    """Return the file of prompts; sd-scripts' TOML and JSON have no counterpart."""
+    path = reading.text(name)
+    if not path.endswith(".txt"):
+        raise NoCounterpartError("sampling.prompt_file is a text file, one prompt a line")
+    return {"sampling.prompt_file": path}
+
+
+def with_prompts(convert: Convert) -> Convert:
+    """Return ``convert`` for the interval of images, which need a file of prompts."""
+
+    def only(reading: Reading, name: str) -> Values:
+        values = convert(reading, name)
+        if not reading.has("sample_prompts") or not prompt_file(reading, "sample_prompts"):
+            raise NoCounterpartError("images need sample_prompts")
+        return values
+
+    return only
 
 
 # The options of kohya's sd-scripts for FLUX.1: flux_train_network.py and flux_train.py.
@@ -274,6 +281,7 @@ _TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --model
 _EPOCHS = "files are counted in steps: adapter_file.every_steps"
 _MODEL: Mapping[str, Option] = {
     "pretrained_model_name_or_path": field_option("initial_weights", Reading.text, note=_PATH),
+    "model_type": automatic("must be flux"),
     "clip_l": fields(
         ["encoders.clip", "encoders.clip_tokenizer"],
         common.encoder("encoders.clip", "tokenizer"),
@@ -312,9 +320,7 @@ _MODEL: Mapping[str, Option] = {
 _NETWORK: Mapping[str, Option] = {
     "network_module": fields(["adapter.kind"], values.network_kind),
     "network_dim": fields(
-        ["adapter.rank"],
-        values.of_network(lambda reading, name: {"adapter.rank": reading.positive(name)}),
-        4,
+        ["adapter.rank", "adapter.lokr.full_matrix"], values.of_network(values.network_rank), 4
     ),
     "network_alpha": fields(
         ["adapter.alpha"], values.of_network(values.network_alpha), 1.0, "0 is the rank"
@@ -513,20 +519,20 @@ _DATA: Mapping[str, Option] = {
 _SAMPLES: Mapping[str, Option] = {
     "sample_every_n_steps": fields(
         ["sampling.every_steps"],
-        values.with_prompts(lambda reading, name: {"sampling.every_steps": reading.whole(name)}),
+        with_prompts(lambda reading, name: {"sampling.every_steps": reading.whole(name)}),
         note="beside sample_prompts",
     ),
     "sample_every_n_epochs": fields(
         ["sampling.every_steps"],
-        values.with_prompts(values.every_epochs("sampling.every_steps")),
+        with_prompts(values.every_epochs("sampling.every_steps")),
         note="beside sample_prompts, with --epoch-samples",
     ),
     "sample_prompts": fields(
-        ["sampling.prompt_file"], values.prompt_file, note="a text file below --data"
+        ["sampling.prompt_file"], prompt_file, note="a text file below --data"
     ),
     "sample_at_first": fields(
         ["sampling.at_start"],
-        values.with_prompts(lambda reading, name: {"sampling.at_start": reading.flag(name)}),
+        with_prompts(lambda reading, name: {"sampling.at_start": reading.flag(name)}),
         note="beside sample_prompts",
     ),
     "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),
@@ -562,4 +568,5 @@ KOHYA = Trainer(
     },
     values.base,
     values.take_apart,
+    KOHYA_KINDS,
 )

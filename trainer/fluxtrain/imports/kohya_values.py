@@ -112,9 +112,24 @@ def _is_lokr(reading: Reading) -> bool:
     return is_lycoris and reading.has(algorithm) and reading.word(algorithm) == "lokr"
 
 
+def network_rank(reading: Reading, name: str) -> Values:
+    """Return the rank; one that is too large makes a lokr of two whole matrices."""
+    value = reading.positive(name)
+    if _is_whole(reading):
+        reading.notes[name] = common.WHOLE
+        return {"adapter.lokr.full_matrix": True}
+    return {"adapter.rank": value}
+
+
+def _is_whole(reading: Reading) -> bool:
+    return _is_lokr(reading) and reading.positive("network_dim") > common.LARGEST_RANK
+
+
 def network_alpha(reading: Reading, name: str) -> Values:
     """Return alpha; 0 stands for the rank."""
     value = reading.number(name)
+    if _is_whole(reading):
+        raise InertError("no factor is a product of the rank")
     if value == 0:
         reading.notes[name] = "0 stands for the rank"
     return {"adapter.alpha": float(value or reading.positive("network_dim"))}
@@ -368,26 +383,6 @@ def prediction(reading: Reading, name: str) -> Values:
     raise reading.wrong(name, "must be raw, additive or sigma_scaled")
 
 
-def prompt_file(reading: Reading, name: str) -> Values:
-    """Return the file of prompts; sd-scripts' TOML and JSON have no counterpart."""
-    path = reading.text(name)
-    if not path.endswith(".txt"):
-        raise NoCounterpartError("sampling.prompt_file is a text file, one prompt a line")
-    return {"sampling.prompt_file": path}
-
-
-def with_prompts(convert: Convert) -> Convert:
-    """Return ``convert`` for the interval of images, which need a file of prompts."""
-
-    def only(reading: Reading, name: str) -> Values:
-        values = convert(reading, name)
-        if not reading.has("sample_prompts") or not prompt_file(reading, "sample_prompts"):
-            raise NoCounterpartError("images need sample_prompts")
-        return values
-
-    return only
-
-
 # Adapters of CLIP-L in kohya's sd-scripts, which trains them unless only the transformer is asked
 # for.
 
@@ -445,10 +440,19 @@ def up_of_clip(reading: Reading, name: str) -> Values:
     """Return the factor of CLIP's matrices B."""
     value = reading.number(name)
     _required_rate(reading)
+    _require_rates(reading)
     return {UP: value}
 
 
-_transformer_up = of_lora(ALL_UP, Reading.number)
+def _transformer_up(reading: Reading, name: str) -> Values:
+    values = of_lora(ALL_UP, Reading.number)(reading, name)
+    _require_rates(reading)
+    return values
+
+
+def _require_rates(reading: Reading) -> None:
+    if OPTIMIZERS.ours(reading) == "prodigy":
+        raise NoCounterpartError("Prodigy finds one step size for all adapters")
 
 
 def _has_clip(reading: Reading) -> bool:
@@ -505,8 +509,7 @@ def _rate(reading: Reading) -> Values:
     rate = float(f"{_text_rate(reading) / own:.12g}") if own > 0 else 1.0
     if rate == 1:
         return {}
-    if reading.word("optimizer_type") == "prodigy":
-        raise NoCounterpartError("Prodigy finds one step size for all adapters")
+    _require_rates(reading)
     return {RATE: rate}
 
 

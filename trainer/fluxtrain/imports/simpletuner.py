@@ -9,6 +9,7 @@ from fluxtrain.imports import common
 from fluxtrain.imports import simpletuner_pictures as pictures
 from fluxtrain.imports import simpletuner_values as values
 from fluxtrain.imports.common import ema
+from fluxtrain.imports.kinds import SIMPLETUNER_KINDS
 from fluxtrain.imports.simpletuner_values import LYCORIS
 from fluxtrain.imports.table import (
     Option,
@@ -244,7 +245,9 @@ _ADAPTER: Mapping[str, Option] = {
     ),
 }
 _OPTIMIZER: Mapping[str, Option] = {
-    "optimizer": fields(["optim.name", "precision.weights"], values.optimizer, "adamw_bf16"),
+    "optimizer": fields(
+        [*common.OPTIMIZER_FIELDS, "precision.weights"], values.optimizer, "adamw_bf16"
+    ),
     **{
         name: fields([path], values.of_optimizer(path), default)
         for name, path, default in (
@@ -286,7 +289,7 @@ _LENGTH: Mapping[str, Option] = {
     ),
     "train_batch_size": fields(
         ["schedule.global_batch_size", "parallel.micro_batch_size"],
-        common.batch(values.BATCH, values.ACCUMULATION),
+        common.batch(pictures.BATCH, pictures.ACCUMULATION),
         4,
         "times gradient_accumulation_steps and --gpus",
     ),
@@ -362,23 +365,23 @@ _DATA: Mapping[str, Option] = {
     "delete_problematic_images": missing("no file of yours is deleted"),
 }
 _SAMPLES: Mapping[str, Option] = {
-    "validation_step_interval": fields(["sampling.every_steps"], values.sample_steps),
+    "validation_step_interval": fields(["sampling.every_steps"], pictures.sample_steps),
     "validation_epoch_interval": fields(
         ["sampling.every_steps"],
-        values.sample_epochs,
+        pictures.sample_epochs,
         note="with --epoch-samples, unless validation_step_interval is given",
     ),
     "validation_disable": automatic("then sampling.every_steps is 0"),
-    "validation_prompt": fields(["sampling.prompts", "sampling.prompt_file"], values.prompt),
+    "validation_prompt": fields(["sampling.prompts", "sampling.prompt_file"], pictures.prompt),
     "validation_num_inference_steps": field_option("sampling.num_steps", Reading.positive),
     "validation_guidance": field_option("sampling.guidance", Reading.number),
     "validation_guidance_real": field_option("sampling.cfg_scale", Reading.number),
     "validation_negative_prompt": fields(
-        [], values.negative, note="with validation_guidance_real above 1"
+        [], pictures.negative, note="with validation_guidance_real above 1"
     ),
-    "validation_seed": fields([], values.sample_seed, note=_IN_FILE),
+    "validation_seed": fields([], pictures.sample_seed, note=_IN_FILE),
     "validation_randomize": missing("the noise follows from seed"),
-    "validation_resolution": fields([], values.sample_size, note=_IN_FILE),
+    "validation_resolution": fields([], pictures.sample_size, note=_IN_FILE),
     **each(
         "validation_prompt_library user_prompt_library",
         missing("sampling.prompts and sampling.prompt_file have the texts"),
@@ -390,7 +393,7 @@ _SAMPLES: Mapping[str, Option] = {
         "validation_noise_scheduler validation_no_cfg_until_timestep",
         automatic("FLUX.1 is sampled with Euler's method"),
     ),
-    "validation_on_startup": fields(["sampling.at_start"], values.sample_at_start),
+    "validation_on_startup": fields(["sampling.at_start"], pictures.sample_at_start),
     "disable_benchmark": automatic("sampling.at_start is off by default"),
     **each(
         "eval_steps_interval eval_dataset_id num_eval_images evaluation_type eval_timesteps",
@@ -417,4 +420,5 @@ SIMPLETUNER = Trainer(
     },
     values.base,
     values.take_apart,
+    SIMPLETUNER_KINDS,
 )

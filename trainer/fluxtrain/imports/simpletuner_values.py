@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from fluxtrain.errors import ConfigError
 from fluxtrain.imports import common
-from fluxtrain.imports import simpletuner_pictures as pictures
 from fluxtrain.imports.common import SELECTION_FIELDS, selection
-from fluxtrain.imports.simpletuner_pictures import stated
+from fluxtrain.imports.simpletuner_pictures import ACCUMULATION, BATCH
 from fluxtrain.imports.table import (
     Convert,
     InertError,
@@ -22,9 +22,10 @@ from fluxtrain.imports.table import (
     missing,
 )
 
-BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
 OPTIMIZERS |= dict.fromkeys(("ao-adamw8bit", "bnb-adamw8bit", "adamw8bit"), "adamw_8bit")
+OPTIMIZERS |= dict.fromkeys(("optimi-lion", "bnb-lion", "bnb-lion8bit"), "lion")
+OPTIMIZERS |= dict.fromkeys(("bnb-lion-paged", "bnb-lion8bit-paged"), "lion")
 _ALIASES = {
     "checkpointing_steps": "checkpoint_step_interval",
     "validation_steps": "validation_step_interval",
@@ -68,6 +69,8 @@ def _is_adapter(reading: Reading) -> bool:
 
 def base(reading: Reading) -> Values:
     """Return the preset; peft's adapters are those of diffusers' layers."""
+    if not reading.has("model_family"):
+        raise reading.wrong("model_family", "must be given, and flux")
     flavour = reading.text("model_flavour") if reading.has("model_flavour") else ""
     name = "pretrained_model_name_or_path"
     path = reading.text(name) if reading.has(name) else ""
@@ -159,6 +162,9 @@ def optimizer(reading: Reading, name: str) -> Values:
     """Return the optimizer."""
     why = "here adamw, with the preset's learning rate"
     found, word = reading.among(name, OPTIMIZERS, why), reading.word(name)
+    if found == "lion":
+        reading.notes[name] = "its weights and states are float32 here"
+        return {"optim.name": found, **common.DEFAULTS[found]}
     is_bfloat16 = word == "adamw_bf16" and reading.word("mixed_precision") == "bf16"
     if is_bfloat16 and not _is_adapter(reading):
         reading.notes[name] = "weights are rounded stochastically; its states are float32 here"
@@ -174,6 +180,8 @@ def of_optimizer(path: str) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         if not is_known(reading):
             raise NoCounterpartError(f"is meant for {reading.text('optimizer')}")
+        if name.startswith("adam_") and OPTIMIZERS[reading.word("optimizer")] == "lion":
+            raise InertError("only Adam's optimizers use it")
         return {path: reading.number(name)}
 
     return convert
@@ -368,7 +376,6 @@ def dropout(reading: Reading, name: str) -> Values:
 # SimpleTuner's file for LyCORIS, as ``lycoris.*``: a lokr of some layers.
 
 
-_LARGEST_RANK = 1024
 _MLPS = ("img_mlp", "txt_mlp")
 _FIELDS = tuple(f"adapter.ranks.{kind}" for kind in (*_MODULATIONS, *_MLPS))
 _LYCORIS_TARGETS, _FACTORS = (
@@ -397,7 +404,8 @@ def lora_type(reading: Reading, name: str) -> Values:
         reading.notes[name] = "adapter.kind is lora"
         return {}
     if not reading.has("lycoris.algo"):
-        raise NoCounterpartError("lycoris_config with its algo was not found beside this file")
+        text = "its file, whose algo says what is trained, was not found beside this one"
+        raise ConfigError("lycoris_config", reading.value("lycoris_config"), text)
     if not is_lokr(reading):
         raise NoCounterpartError("of LyCORIS', adapters here have lokr: adapter.kind")
     reading.notes[name] = "one product for q, k and v, of which each has its own there"
@@ -424,8 +432,8 @@ def _rank(reading: Reading, name: str) -> Values:
     value = reading.positive(name)
     if _is_full(reading):
         raise InertError("full_matrix ignores it")
-    if value > _LARGEST_RANK:
-        reading.notes[name] = f"above {_LARGEST_RANK}: no factor is a product of the rank"
+    if value > common.LARGEST_RANK:
+        reading.notes[name] = common.WHOLE
         return {"adapter.lokr.full_matrix": True}
     return {"adapter.rank": value}
 
@@ -434,7 +442,7 @@ def _alpha(reading: Reading, name: str) -> Values:
     value = reading.number(name)
     dimension = "lycoris.linear_dim"
     rank = reading.positive(dimension) if reading.has(dimension) else None
-    if _is_full(reading) or (rank is not None and rank > _LARGEST_RANK):
+    if _is_full(reading) or (rank is not None and rank > common.LARGEST_RANK):
         raise InertError("no factor is a product of the rank")
     if value == 0 and rank is None:
         raise NoCounterpartError("0 stands for linear_dim, which is not given")
@@ -504,113 +512,3 @@ LYCORIS: Mapping[str, Option] = {
     "init_lokr_norm": missing("products are 0 at first, unless adapter.initial names some"),
 }
 """In the order of reports."""
-
-
-# Conversions of SimpleTuner's options of sampled images.
-
-
-_NEGATIVE = "validation_negative_prompt"
-STEPS = "validation_step_interval"
-
-
-def prompt(reading: Reading, name: str) -> Values:
-    """Return the prompt of images, in each of their sizes if a file of prompts can have them."""
-    text = reading.text(name)
-    if reading.prompt_file is None:
-        return {"sampling.prompts": [text]}
-    options: dict[str, object] = {}
-    if reading.has("validation_seed"):
-        options["d"] = reading.whole("validation_seed")
-    if reading.has(_NEGATIVE) and _is_guided(reading):
-        options["n"] = " ".join(reading.text(_NEGATIVE).split())
-    sizes = _sizes(reading) or [{}]
-    return common.written(
-        reading, [common.line(reading, name, text, {**size, **options}) for size in sizes]
-    )
-
-
-def _sizes(reading: Reading) -> list[dict[str, object]]:
-    """Return the sizes of sampled images, such as 1024 or 1280x768, as options of lines."""
-    name = "validation_resolution"
-    if not reading.has(name):
-        return []
-    found = list[dict[str, object]]()
-    for part in reading.text(name).split(","):
-        width, _, height = part.strip().lower().partition("x")
-        sides = (width, height or width)
-        if not all(side.isdecimal() and len(side) < 6 for side in sides):
-            raise reading.wrong(name, "must be sizes in pixels such as 1024 or 1280x768")
-        found.append({"w": int(sides[0]), "h": int(sides[1])})
-    return found
-
-
-def _is_guided(reading: Reading) -> bool:
-    scale = "validation_guidance_real"
-    return reading.has(scale) and reading.number(scale) > 1
-
-
-def sample_seed(reading: Reading, name: str) -> Values:
-    """Return nothing: lines of prompts have it."""
-    reading.whole(name)
-    if reading.prompt_file is None:
-        raise NoCounterpartError("lines of sampling.prompt_file have --d: --prompt-file")
-    reading.notes[name] = common.PROMPT_NOTE
-    return {}
-
-
-def negative(reading: Reading, name: str) -> Values:
-    """Return nothing: only lines of prompts have a negative prompt."""
-    reading.text(name)
-    if not _is_guided(reading):
-        raise InertError("used with validation_guidance_real above 1 only")
-    if reading.prompt_file is None:
-        raise NoCounterpartError("lines of sampling.prompt_file have --n: --prompt-file")
-    reading.notes[name] = common.PROMPT_NOTE
-    return {}
-
-
-def sample_size(reading: Reading, name: str) -> Values:
-    """Return nothing if images are sampled in the size of the training."""
-    size = reading.text(name)
-    if reading.prompt_file is not None:
-        reading.notes[name] = common.PROMPT_NOTE
-        return {}
-    option = stated(reading, "resolution")
-    trained = pictures.resolution(reading, option) if reading.has(option) else {}
-    if size.isdecimal() and trained.get("data.image_size") == int(size):
-        reading.notes[name] = "is data.image_size"
-        return {}
-    raise NoCounterpartError("is data.image_size; lines of sampling.prompt_file have --w and --h")
-
-
-def sample_steps(reading: Reading, name: str) -> Values:
-    """Return the interval of images, unless they are switched off."""
-    _require_prompt(reading)
-    return {"sampling.every_steps": reading.whole(name)}
-
-
-def sample_epochs(reading: Reading, name: str) -> Values:
-    """Return the interval of images for a number of epochs, unless steps are given too."""
-    _require_prompt(reading)
-    epochs = reading.whole(name)
-    if not epochs:
-        raise InertError("0 asks for none")
-    if reading.has(STEPS) and reading.number(STEPS):
-        raise NoCounterpartError(f"images have one interval: {STEPS}")
-    steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
-    if steps is None:
-        raise NoCounterpartError(f"{common.EPOCHS}--sampling.every_steps")
-    return {"sampling.every_steps": steps}
-
-
-def sample_at_start(reading: Reading, name: str) -> Values:
-    """Return whether there are images before the first step, unless they are switched off."""
-    _require_prompt(reading)
-    return {"sampling.at_start": reading.flag(name)}
-
-
-def _require_prompt(reading: Reading) -> None:
-    if reading.is_on("validation_disable"):
-        raise InertError("validation_disable is on")
-    if not reading.has("validation_prompt"):
-        raise NoCounterpartError("images need validation_prompt")

@@ -233,6 +233,58 @@ def each(names: str, row: Option) -> dict[str, Option]:
     return dict.fromkeys(names.split(), row)
 
 
+# Kind: another kind of training, which no option of ours makes; it is refused by name.
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of training without a counterpart, and the option that asks for it."""
+
+    text: str
+    """What it is called, as the object of a sentence."""
+    option: str
+    """Pattern of the whole names of its options."""
+    asks: Callable[[Reading, str], bool] = lambda reading, name: is_on(reading.value(name))
+    """Returns whether the option, by its name, asks for it."""
+    unless: str = ""
+    """Field of ours which, if it is given, says what is trained instead; empty: none."""
+
+
+def is_on(value: object) -> bool:
+    """Return whether ``value`` asks for something: a flag, a number, a name or a list of any."""
+    return value is not None and not _is_off(value, (False, 0, "", "0", "no", "null"))
+
+
+def says(pattern: str) -> Callable[[Reading, str], bool]:
+    """Return whether an option that asks for something has the ``pattern``, in small letters."""
+
+    def asks(reading: Reading, name: str) -> bool:
+        value = reading.value(name)
+        return is_on(value) and re.search(pattern, str(value).strip().lower()) is not None
+
+    return asks
+
+
+_TRAINED = "here FLUX.1 dev and schnell learn pictures from text, by LoRA, LoKr or all weights"
+
+
+def _other_kinds(trainer: Trainer, reading: Reading) -> list[ConfigError]:
+    """Return an error for each option that asks for one of the trainer's other kinds of training."""
+    found: dict[str, ConfigError] = {}
+    any_kind = re.compile("|".join(f"(?:{kind.option})" for kind in trainer.kinds))
+    for name in filter(any_kind.fullmatch, reading.given):
+        for kind in trainer.kinds:
+            is_stated = kind.unless and value_at(reading.overrides, kind.unless) is not None
+            if is_stated or not re.fullmatch(kind.option, name) or not kind.asks(reading, name):
+                continue
+            step = f"; --{kind.unless}=... says what is trained instead" if kind.unless else ""
+            found.setdefault(
+                kind.text, reading.wrong(name, f"asks for {kind.text}; {_TRAINED}{step}")
+            )
+            break
+    return list(found.values())
+
+
 # Go through a trainer's table: the values of ``spec.run``, and what became of every option.
 
 
@@ -248,6 +300,8 @@ class Trainer:
     """Returns the preset and what else follows from no single option."""
     prepare: Callable[[Reading], Mapping[str, object]] = lambda reading: reading.given
     """Returns the options with lists of settings taken apart: an option for each."""
+    kinds: tuple[Kind, ...] = ()
+    """Other kinds of training, which are refused; of those of one option, the first counts."""
 
     @property
     def defaults(self) -> Mapping[str, object]:
@@ -285,10 +339,13 @@ class Imported:
 def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, Any]) -> Imported:
     """Return ``spec.run`` for the options of ``reading``; ``overrides``, fields of ours, win over them.
 
-    Raises ConfigError with the options whose values are wrong: there, or in the field that they become.
+    Raises ConfigError with the options that ask for another kind of training; else with those whose values
+    are wrong: there, or in the field that they become.
     """
     reading.defaults, reading.overrides = trainer.defaults, overrides
     reading.given = trainer.prepare(reading)
+    if others := _other_kinds(trainer, reading):
+        raise join_errors(others)
     lines: dict[Fate, list[Line]] = {fate: [] for fate in Fate}
     errors = []
     for name, row in trainer.options.items():

@@ -128,7 +128,7 @@ def _trainer() -> Trainer:
     rows = {**KOHYA.options, **own}
     for name, value in defaults.items():
         rows[name] = replace(rows[name], default=value)
-    return Trainer("the guide's variables for sd-scripts", rows, KOHYA.base)
+    return Trainer("the guide's variables for sd-scripts", rows, KOHYA.base, kinds=KOHYA.kinds)
 
 
 GUIDE = _trainer()
