@@ -252,6 +252,22 @@ def test_conditions_and_algorithms_of_named_files_are_kinds_too(
     assert "lycoris.algo: got 'full'; asks for LyCORIS' full" in error
 
 
+def test_strict_refuses_every_lost_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.toml"
+    names = [f"made_up_{n}" for n in range(12)]
+    lost = "".join(f"{name} = 1\n" for name in names) + "huggingface_repo_id = 'o/n'\n"
+    file.write_text(LORA + lost + "huggingface_token = 'hidden'\n")
+    assert main(["import-config", str(file), "--strict"]) == EXIT_USAGE
+    out, error = capsys.readouterr()
+    assert not out
+    assert all(name in error for name in (*names, "huggingface_repo_id"))
+    assert "hidden" not in error
+    file.write_text(LORA + "max_train_steps = 5\n")
+    assert main(["import-config", str(file), "--strict"]) == EXIT_OK
+
+
 def test_what_prodigy_and_restarts_need_is_not_lost_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--output", type=path, help=text)
     text = "file below --data to write, for prompts with sizes and seeds: sampling.prompt_file"
     parser.add_argument("--prompt-file", type=path, metavar="PROMPTS", help=text)
+    text = "refuse a file of which an option has no counterpart, instead of naming it"
+    parser.add_argument("--strict", action="store_true", help=text)
     text = "GPUs of the training there, a process for each (default: 1)"
     parser.add_argument("--gpus", type=whole_number, default=1, help=text)
     text = (
@@ -37,7 +39,7 @@ def add(commands: Commands) -> None:
 
 def _action(arguments: argparse.Namespace) -> int:
     """Print or write the file; the report goes to stderr."""
-    from fluxtrain.imports.files import file_text, import_file, report
+    from fluxtrain.imports.files import file_text, import_file, refuse_lost, report
     from fluxtrain.imports.variables import import_variables, require_any
 
     _check(arguments)
@@ -51,6 +53,8 @@ def _action(arguments: argparse.Namespace) -> int:
         prompts = arguments.prompt_file and arguments.prompt_file.name
         imported = import_file(arguments.file, overrides, *numbers, prompts)
         source, stem = arguments.file.name, arguments.file.stem
+    if arguments.strict:
+        refuse_lost(imported, source)
     text = file_text(imported, _job_name(stem), source, arguments.gpus)
     for line in report(imported):
         print(line, file=sys.stderr)

@@ -496,6 +496,22 @@ def report(imported: Imported) -> Iterator[str]:
             yield from (f"  {_describe(line)}" for line in lines)
 
 
+def refuse_lost(imported: Imported, source: str) -> None:
+    """Raise ConfigError with the options of ``source`` that have no counterpart, or are unknown."""
+    lost = [
+        ConfigError(
+            f"{source}: {line.option}",
+            UNSET if line.value is None else line.value,
+            f"{fate.value} (--strict): {line.note}",
+        )
+        for fate in (Fate.MISSING, Fate.UNKNOWN)
+        for line in imported.lines[fate]
+        if line.is_given
+    ]
+    if lost:
+        raise JoinedConfigError(lost, len(lost))
+
+
 def _header(imported: Imported, source: str) -> Iterator[str]:
     yield f"By fluxtrain import-config from {_plain(source)}: options of {imported.trainer}."
     for fate in _LISTED:
