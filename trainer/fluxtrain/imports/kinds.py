@@ -35,6 +35,8 @@ _GENERIC = re.compile(
     r"pytorch-model.*|consolidated.*|[0-9a-f]{40}|\d+)?(-safetensors|-sft|-ckpt|-pt)?"
 )
 """Parts of paths that say nothing of the model."""
+_LONGEST = 1000
+"""Characters of a path that are read, from its end."""
 
 
 def of_model(name: str) -> str | None:
@@ -42,7 +44,8 @@ def of_model(name: str) -> str | None:
 
     The last part of a path that is not ``_GENERIC`` counts.
     """
-    parts = [re.sub(r"[\W_]+", "-", part).strip("-") for part in re.split(r"[/\\]", name.lower())]
+    ending = name[-_LONGEST:].lower()
+    parts = [re.sub(r"[\W_]+", "-", part).strip("-") for part in re.split(r"[/\\]", ending)]
     part = next((it for it in reversed(parts) if not _GENERIC.fullmatch(it)), "")
     return next((text for text, pattern in _MODELS if re.search(pattern, part)), None)
 
