@@ -13,7 +13,7 @@ from fluxtrain.errors import redacted
 from fluxtrain.fetch.http import DownloadError, HttpClient, RetryableError
 from fluxtrain.mlperf.chain import END, LINE, NONE_BEFORE, START, digest, encode
 from fluxtrain.mlperf.chain_verify import verify
-from fluxtrain.mlperf.compliance import TOKEN
+from fluxtrain.mlperf.log_lines import TOKEN
 
 _CLIENT = HttpClient(timeout=1.0, attempts=1)
 _OFFSET = 2

@@ -25,7 +25,7 @@ from fluxtrain.data import images as tar_images
 from fluxtrain.data.formats import mlcommons
 from fluxtrain.data.pictures import picture
 from fluxtrain.data.pictures.folder import read_caption
-from fluxtrain.mlperf.compliance import read_lines
+from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.rendezvous.messages import Heartbeat, Reply
 from fluxtrain.runtime.safetensors import read_header
 from fluxtrain_operator.reports import Heard, Progress, read_termination_message

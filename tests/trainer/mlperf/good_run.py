@@ -11,10 +11,10 @@ from typing import Any
 
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.order import BatchShares
-from fluxtrain.mlperf.compliance import TOKEN, parse
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import NodeRecord, RunFacts, software_facts
 from fluxtrain.mlperf.log import MLPerfLog
+from fluxtrain.mlperf.log_lines import TOKEN, parse
 from fluxtrain.runtime.installed import packages
 
 EVERY = 262_144

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tests.paths import EXAMPLES
 from tests.trainer.mlperf.good_run import CONVERGED, EVERY, write_log
+from tests.trainer.mlperf.small_logs import benchmark, open_log
 
 from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job
@@ -22,6 +23,7 @@ from fluxtrain.mlperf import jobs as output_volumes
 from fluxtrain.mlperf.campaign import ObservedRun, campaign_jobs
 from fluxtrain.mlperf.evidence import read_run
 from fluxtrain.mlperf.jobs import read_outputs
+from fluxtrain.mlperf.log_lines import NO_TARGET
 from fluxtrain.mlperf.rcp import reference_point, samples_to_target
 from fluxtrain.mlperf.review.result_rules import median_window
 
@@ -296,6 +298,143 @@ def test_a_run_faster_than_the_reference_is_named(
 def test_open_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_runs(tmp_path, (5,), logging={"mlperf": {"division": "open"}})
     assert "open division: no comparison" in status(tmp_path, capsys=capsys)
+
+
+ENDS: list[tuple[str, dict[str, str], str, str]] = [
+    ("reached", {}, "converged", ""),
+    ("aborted though it reached it", {'"success"': '"aborted"'}, "aborted", ""),
+    (
+        "missed",
+        {"0.585": "0.6", '"success"': '"aborted"'},
+        "not converged",
+        "target was not reached:",
+    ),
+    ("a success that it is not", {"0.585": "0.6"}, "not converged", "target was not reached:"),
+    (
+        "no target",
+        {'y", "value": 0.586': 'y", "value": null', "0.585": "0.6"},
+        NO_TARGET,
+        NO_TARGET,
+    ),
+    (
+        "no target, nor a success",
+        {'y", "value": 0.586': 'y", "value": null', "0.585": "0.6", '"success"': '"aborted"'},
+        "aborted",
+        "aborted, no target set",
+    ),
+    (
+        "a target of its own",
+        {'y", "value": 0.586': 'y", "value": 0.61', "0.585": "0.6"},
+        "converged",
+        "own target of 0.61 was reached, the benchmark's was not",
+    ),
+    ("another tool's, without a target", {'"target_accuracy"': '"other"'}, "converged", ""),
+    (
+        "another tool's that missed",
+        {'"target_accuracy"': '"other"', "0.585": "0.6"},
+        "not converged",
+        "target was not reached:",
+    ),
+    ("running", {'"run_stop"': '"other"', "0.585": "0.6"}, "training", "not reached yet:"),
+    (
+        "running, no target",
+        {'y", "value": 0.586': 'y", "value": null', "0.585": "0.6", '"run_stop"': '"other"'},
+        "training",
+        "training, no target set",
+    ),
+]
+"""What is changed in the log of an open run that reached its target; its state, and what the check says."""
+
+
+@pytest.mark.parametrize(("what", "changes", "state", "text"), ENDS, ids=[row[0] for row in ENDS])
+def test_status_and_check_say_the_same_of_a_run(
+    what: str,
+    changes: dict[str, str],
+    state: str,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder,) = write_runs(tmp_path, (4,), logging={"mlperf": {"division": "open"}})
+    log = folder / "mlperf.log"
+    content = log.read_text()
+    for old, new in changes.items():
+        assert old in content
+        content = content.replace(old, new)
+    log.write_text(content)
+    shown = status(tmp_path, capsys=capsys)
+    assert next(line for line in shown.splitlines() if line.startswith("run-00  ")).startswith(
+        f"run-00  {state}  "
+    )
+    assert ("1 reached the target" in shown) == (state == "converged")
+    main(["mlperf", "check", str(log)])
+    checked = capsys.readouterr().out
+    assert text in checked
+    assert ("averaged_validation_loss was" in checked) == bool(text)
+    run = read_run(log)
+    assert (run.samples is None) == (run.minutes == math.inf) == (state != "converged")
+
+
+def test_runs_without_a_target_are_counted_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = write_runs(tmp_path, (4, 4, 4), logging={"mlperf": {"division": "open"}})
+    for folder in folders[1:]:
+        log = folder / "mlperf.log"
+        log.write_text(log.read_text().replace('y", "value": 0.586', 'y", "value": null'))
+    assert "2 runs: 2 ended, no target set\n" in status(*folders[1:], capsys=capsys)
+    text = status(*folders, capsys=capsys)
+    assert "3 runs: 3 ended, 1 reached the target after 1,048,576" in text
+    assert "; 2 ended, no target set" in text
+
+
+def test_a_closed_run_has_the_benchmarks_target_whatever_it_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = write_runs(tmp_path, (4,))
+    log = folder / "mlperf.log"
+    changed = log.read_text().replace('y", "value": 0.586', 'y", "value": 0.7')
+    log.write_text(changed.replace("0.585", "0.6"))
+    assert "run-00  not converged" in status(folder, capsys=capsys)
+
+
+def test_a_resumed_run_may_have_another_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, open_division = tmp_path / "mlperf.log", {"mlperf": {"division": "open"}}
+    parts = ((0, None, 0.9), (512, None, 0.8), (1024, 0.7, 0.65), (1536, None, 0.6))
+    for samples, target, loss in parts:
+        config = benchmark(logging=open_division, evaluation={"target_loss": target})
+        resumed = open_log(log, config, samples)
+        resumed.ready()
+        resumed.block_start(samples)
+        resumed.block_stop(samples + 512)
+        resumed.eval_accuracy(samples + 512, loss)
+        resumed.run_stop("success", samples + 512)
+        resumed.close()
+        state = NO_TARGET if target is None else "converged"
+        assert f"  {state}{'*' if samples else ''}  " in status(log, capsys=capsys)
+    stated = [line.value for line in read_run(log).all("target_accuracy")]
+    assert stated == [None, 0.7, None]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("Epoch 1\n", "no line holds 'MLLOG': this is not an MLPerf log"),
+        (
+            ':::MLLOG {"time_ms": 1, "key": "submission_benchmark", "value": "bert", "metadata": {}}',
+            "is a log of the benchmark bert; allowed: flux1",
+        ),
+    ],
+)
+def test_what_is_no_log_of_this_benchmark_is_refused(
+    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "result_0.txt"
+    log.write_text(content)
+    assert main(["mlperf", "campaign", "status", str(log)]) == EXIT_USAGE
+    assert f"got '{log}'; {message}" in capsys.readouterr().err
 
 
 def test_a_failed_job_stays_in_the_record(tmp_path: Path) -> None:

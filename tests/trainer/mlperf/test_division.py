@@ -18,9 +18,9 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.closed_division import Violation, begins_closed, violations
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_USAGE, ConfigError
-from fluxtrain.mlperf.compliance import read_lines
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import node_mark
+from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.mlperf.review.review import rule_findings
 from fluxtrain.runtime.safetensors import read_header
 

@@ -13,9 +13,9 @@ from tests.trainer.mlperf.small_logs import benchmark, open_log
 from fluxtrain.contract.process import ENV_FLUSHED, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.mlperf.compliance import read_lines
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import all_flushed, flushed
+from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.mlperf.review.review import rule_findings
 from fluxtrain.parallel.distributed import World, process_group
 

@@ -18,10 +18,10 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.mlperf.campaign import ObservedRun, campaign_jobs, report
-from fluxtrain.mlperf.compliance import MAX_BYTES, TOKEN
 from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.implementation import ran_software
 from fluxtrain.mlperf.jobs import items
+from fluxtrain.mlperf.log_lines import MAX_BYTES, TOKEN
 from fluxtrain.mlperf.review.review import all_rule_findings, read_results, render
 
 BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())

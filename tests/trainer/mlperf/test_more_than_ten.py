@@ -12,8 +12,8 @@ from tests.trainer.mlperf.good_run import CONVERGED
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
-from fluxtrain.mlperf.compliance import read_lines
 from fluxtrain.mlperf.evidence import WAIVERS_FILE
+from fluxtrain.mlperf.log_lines import read_lines
 
 COUNTS = (36, 34, *CONVERGED, 30, 32)
 """Evaluations of fourteen runs: five windows, of which the third has the median score, or the second."""

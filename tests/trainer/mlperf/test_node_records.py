@@ -13,8 +13,8 @@ import pytest
 from tests.trainer.commands import fluxtrain
 
 from fluxtrain.mlperf import facts as node_records
-from fluxtrain.mlperf.compliance import read_lines
 from fluxtrain.mlperf.facts import SOURCE, NodeRecord, node_facts, revision, source_digest
+from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.installed import packages
 

@@ -11,7 +11,7 @@ from tests.trainer.data.formats.encoded_sets import sample
 from fluxtrain.data.formats.arrow import SCHEMA, to_batch
 from fluxtrain.data.formats.convert import open_encoded
 from fluxtrain.errors import ConfigError, DataError, JoinedDataError, one_line
-from fluxtrain.mlperf.compliance import read_lines
+from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.runtime.files import atomic_write
 
 LINE = ':::MLLOG {"time_ms": 1, "key": "eval_accuracy", "value": 0.1, "metadata": {}}'

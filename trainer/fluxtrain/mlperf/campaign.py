@@ -20,17 +20,20 @@ from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.resource.fluxtraining import LABEL_JOB, FluxTraining
 from fluxtrain.contract.run.config import RANDOM_SEED
+from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf import rcp
-from fluxtrain.mlperf.compliance import TOKEN, counted, sanitize
-from fluxtrain.mlperf.evidence import FailedRun, Run, is_file, read_run
+from fluxtrain.mlperf.compliance import counted, sanitize
+from fluxtrain.mlperf.evidence import BENCHMARK, FailedRun, Run, is_file, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
+from fluxtrain.mlperf.log_lines import NO_LOG, NO_TARGET, TOKEN, Outcome, target_of
 from fluxtrain.mlperf.rcp import EvaluationPoint, samples_to_target
 from fluxtrain.mlperf.review.result_rules import median_window
 
 _END = '"run_stop"'
+_NOT_OVER = ("waiting", "training")
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,7 @@ def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
 # cluster.
 
 
-State = Literal["converged", "not converged", "training", "waiting", "failed"]
+State = Outcome | Literal["failed"]
 
 
 @dataclass(frozen=True)
@@ -256,17 +259,14 @@ class ObservedRun:
 
     @property
     def state(self) -> State:
-        """Return whether the run reached its target, ended without, trains, waits or failed."""
-        if self.log is not None and self.log.first("run_stop") is not None:
-            return "converged" if self.log.samples is not None else "not converged"
-        if self.phase == "Failed":
-            return "failed"
-        return "training" if self.evaluations or self._has_started else "waiting"
+        """Return what the log says of the run; it failed if its job did before the log's end."""
+        state = "waiting" if self.log is None else self.log.outcome
+        return "failed" if state in _NOT_OVER and self.phase == "Failed" else state
 
     @property
     def is_over(self) -> bool:
         """Return whether nothing more comes of the run."""
-        return self.state in ("converged", "not converged", "failed")
+        return self.state not in _NOT_OVER
 
     @cached_property
     def evaluations(self) -> list[EvaluationPoint]:
@@ -283,28 +283,32 @@ class ObservedRun:
         """Return the samples at which the run reached its target, or will; None if it did not, or unknown."""
         if self.is_over or self.log is None:
             return None if self.log is None else self.log.samples
-        target, every = self.log.first("target_accuracy"), self.log.number("evaluation_frequency")
-        if target is None or target.measured is None:
-            return None
-        return samples_to_target(self.evaluations, target.measured, every or 0)
-
-    @property
-    def _has_started(self) -> bool:
-        return self.log is not None and self.log.first("run_start") is not None
+        target, every = target_of(self.log.lines), self.log.number("evaluation_frequency")
+        return samples_to_target(self.evaluations, target, every or 0)
 
 
 def runs_in(paths: Sequence[Path]) -> list[ObservedRun]:
     """Return the runs whose logs, or output folders, or folders of these, are ``paths``.
 
-    Raises ConfigError for a path without a log.
+    Raises ConfigError for a path without a log, and for what is no log of this benchmark.
     """
     found = []
     for path in paths:
         logs = [path] if is_file(path) else _logs(path)
         if not logs:
             raise ConfigError("PATH", str(path), f"has no {MLPERF_FILE}, nor has a folder in it")
-        found += [ObservedRun(log.parent.name, read_run(log)) for log in logs]
+        found += [ObservedRun(log.parent.name, _read_log(log)) for log in logs]
     return found
+
+
+def _read_log(path: Path) -> Run:
+    run = read_run(path)
+    if not run.lines and path.stat().st_size:
+        raise ConfigError("PATH", str(path), NO_LOG)
+    if (name := run.value("submission_benchmark")) not in (None, BENCHMARK):
+        text = f"is a log of the benchmark {sanitize(str(name))}; allowed: {BENCHMARK}"
+        raise ConfigError("PATH", str(path), text)
+    return run
 
 
 def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[ObservedRun]:
@@ -350,19 +354,22 @@ _BAR = 30
 
 def report(runs: Sequence[ObservedRun], ruleset: str) -> str:
     """Return the report on ``runs``, for a terminal."""
-    width = max(len(sanitize(run.name)) for run in runs)
-    lines = [f"{'RUN':<{width}}  STATE          EVALS     SAMPLES     LOSS    TO TARGET  MINUTES"]
-    lines += [_row(run, width) for run in runs]
+    names = max(len(sanitize(run.name)) for run in runs)
+    states = max(len("not converged"), *(len(_state(run)) for run in runs))
+    lines = [
+        f"{'RUN':<{names}}  {'STATE':<{states}}  EVALS     SAMPLES     LOSS    TO TARGET  MINUTES"
+    ]
+    lines += [_row(run, names, states) for run in runs]
     lines += ["", *_curve(runs), "", *_verdict(runs, ruleset)]
     return "\n".join(lines)
 
 
-def _row(run: ObservedRun, width: int) -> str:
+def _row(run: ObservedRun, names: int, states: int) -> str:
     samples, loss = run.evaluations[-1] if run.evaluations else (0, None)
     to_target = "-" if run.forecast is None else f"{'' if run.is_over else '~'}{run.forecast:,}"
     minutes = run.log.minutes if run.log is not None else float("inf")
     return (
-        f"{sanitize(run.name):<{width}}  {_state(run):<13}  {len(run.evaluations):>5}  {samples:>10,}  "
+        f"{sanitize(run.name):<{names}}  {_state(run):<{states}}  {len(run.evaluations):>5}  {samples:>10,}  "
         f"{'-' if loss is None else f'{loss:.4f}':>7}  {to_target:>11}  "
         f"{f'{minutes:.2f}' if isfinite(minutes) else '-':>7}"
     )
@@ -398,17 +405,9 @@ def _curve(runs: Sequence[ObservedRun]) -> Iterator[str]:
 
 def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
     """Yield how many runs converged, their spread, and what the comparison with the reference says so far."""
-    converged = [run.log.samples for run in runs if run.log and run.log.samples is not None]
-    ended = sum(run.is_over for run in runs)
-    yield (
-        f"{counted(len(runs), 'run')}: {ended} ended, {len(converged)} reached the target"
-        + (
-            f" after {min(converged):,} to {max(converged):,} samples"
-            f" (standard deviation {pstdev(converged):,.0f})"
-            if converged
-            else ""
-        )
-    )
+    yield f"{counted(len(runs), 'run')}: {_ended(runs)}"
+    if own := [sanitize(run.name) for run in runs if _has_own_target(run)]:
+        yield f"{', '.join(own)}: by a target of their own, not MLPerf's {MLPERF_TARGET_LOSS}"
     if any(run.log is not None and run.log.first("run_resumed") for run in runs):
         yield "* the run was interrupted and resumed: the rules leave open whether it counts"
     if failed := [sanitize(run.name) for run in runs if run.state == "failed"]:
@@ -424,6 +423,26 @@ def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
     size = logs[0].number("global_batch_size")
     if size is not None:
         yield from _comparison(runs, size, ruleset)
+
+
+def _ended(runs: Sequence[ObservedRun]) -> str:
+    """Return how many runs ended, without a target, and at theirs with the spread of the samples."""
+    ended, without = sum(run.is_over for run in runs), sum(run.state == NO_TARGET for run in runs)
+    if 0 < ended == without:
+        return f"{ended} {NO_TARGET}"
+    converged = [run.log.samples for run in runs if run.log and run.log.samples is not None]
+    text = f"{ended} ended, {len(converged)} reached the target"
+    if converged:
+        text += (
+            f" after {min(converged):,} to {max(converged):,} samples"
+            f" (standard deviation {pstdev(converged):,.0f})"
+        )
+    return f"{text}; {without} {NO_TARGET}" if without else text
+
+
+def _has_own_target(run: ObservedRun) -> bool:
+    target = None if run.log is None else target_of(run.log.lines)
+    return target not in (None, MLPERF_TARGET_LOSS)
 
 
 def _comparison(runs: Sequence[ObservedRun], size: int, ruleset: str) -> Iterator[str]:

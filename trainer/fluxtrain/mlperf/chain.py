@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.errors import StorageError
-from fluxtrain.mlperf.compliance import MAX_BYTES
+from fluxtrain.mlperf.log_lines import MAX_BYTES
 from fluxtrain.runtime.files import atomic_write_by_several, sync
 
 OnHead = Callable[[int, str], None]

@@ -34,10 +34,10 @@ from fluxtrain.mlperf.chain import (
     split,
 )
 from fluxtrain.mlperf.chain import parse as parse_chain
-from fluxtrain.mlperf.compliance import TOKEN, LogLine, parse
-from fluxtrain.mlperf.compliance import parse as parse_line
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import CHAIN_KEY
+from fluxtrain.mlperf.log_lines import TOKEN, LogLine, parse
+from fluxtrain.mlperf.log_lines import parse as parse_line
 from fluxtrain.runtime.files import blocks_of
 from fluxtrain.state import run_state
 from fluxtrain.state.run_state import RunState

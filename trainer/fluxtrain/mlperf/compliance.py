@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -13,11 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from fluxtrain.contract.process import MLPERF_TOKEN
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.errors import ConfigError
+from fluxtrain.mlperf.log_lines import (
+    MAX_BYTES,
+    NO_LOG,
+    NO_TARGET,
+    LogLine,
+    outcome,
+    parse,
+    read_lines,
+    target_of,
+)
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
@@ -120,95 +127,6 @@ def _records(output: str) -> list[str]:
     return ["\n".join(record) for record in records]
 
 
-# Parse the ``:::MLLOG`` lines of a file as MLCommons' parser does.
-
-
-TOKEN = MLPERF_TOKEN
-MAX_BYTES = 256 * 2**20
-"""Of a log: that of a run is below one MiB; a pod's log has other lines too."""
-_MAX_NUMBER = 2**53
-"""Greater counts and times are no numbers that a program has counted."""
-_MAX_FLOAT = sys.float_info.max
-_FIELDS = ("time_ms", "key", "value", "metadata")
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """A line with the token; ``fault`` is the parse error, empty if the line is a valid event."""
-
-    number: int  # of the line in the file, from 1
-    text: str  # from the token on
-    fields: dict[str, Any]
-    fault: str = ""
-
-    @property
-    def key(self) -> str:
-        """Return the event's key, the empty string if it has none."""
-        return str(self.fields.get("key", ""))
-
-    @property
-    def value(self) -> Any:
-        """Return the event's value."""
-        return self.fields.get("value")
-
-    @property
-    def place(self) -> str:
-        """Return the event's key with the number of its line."""
-        return f"{self.key} (line {self.number})"
-
-    @property
-    def samples(self) -> int | None:
-        """Return the event's samples_count, None if it has none."""
-        metadata = self.fields.get("metadata")
-        samples = metadata.get("samples_count") if isinstance(metadata, dict) else None
-        return samples if is_number(samples) and isinstance(samples, int) else None
-
-    @property
-    def measured(self) -> float | None:
-        """Return the event's value as a float, infinite beyond its range; None if it is no number."""
-        value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        if abs(value) > _MAX_FLOAT:
-            return math.inf if value > 0 else -math.inf
-        return float(value)
-
-
-def read_lines(path: Path) -> Iterator[LogLine]:
-    """Yield the lines with the token; text before the last token of a line is removed.
-
-    Latin-1 as in MLCommons' parser, which accepts every byte. Raises OSError if the file cannot be read.
-    """
-    with path.open(encoding="latin-1") as file:
-        for number, line in enumerate(file, 1):
-            if TOKEN in line:
-                yield parse(number, TOKEN + line.rsplit(TOKEN, 1)[1].strip())
-
-
-def parse(number: int, text: str) -> LogLine:
-    """Return the parsed line ``text``, which starts with the token."""
-    try:
-        fields = json.loads(text.removeprefix(TOKEN))
-    except (ValueError, RecursionError) as error:
-        return LogLine(number, text, {}, str(error))
-    if not isinstance(fields, dict):
-        return LogLine(number, text, {}, "not a JSON object")
-    if missing := [name for name in _FIELDS if name not in fields]:
-        return LogLine(number, text, fields, f"no {', '.join(missing)}")
-    if not isinstance(fields["metadata"], dict):
-        return LogLine(number, text, fields, "metadata is not an object")
-    if not is_number(fields["time_ms"]):
-        return LogLine(number, text, fields, "time_ms is not a number")
-    return LogLine(number, text, fields)
-
-
-def is_number(value: object) -> bool:
-    """Return whether ``value`` is a finite number of a size that occurs."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return abs(value) <= _MAX_NUMBER
-
-
 # The allowed values of each key of a ``flux1`` log, and the field of the job that sets it.
 
 
@@ -294,7 +212,7 @@ _NEVER = re.compile(r"Failed checks for (?P<key>\w+) :")
 def explain(messages: Iterable[str], lines: Sequence[LogLine], ruleset: str) -> list[str]:
     """Return one text per finding, the most likely cause first; never empty."""
     if not lines:
-        return [f"no line holds '{TOKEN.strip()}': this is not an MLPerf log"]
+        return [NO_LOG]
     messages = list(messages)
     findings = [_fault(line) for line in lines if line.fault]
     if any(message.startswith("Traceback") for message in messages):
@@ -424,9 +342,19 @@ def _never_converged(key: str, lines: Sequence[LogLine]) -> str:
         return f"{key} is never a number above 0; the target is {MLPERF_TARGET_LOSS} or less"
     best = min(numbers, key=lambda one: float(one.value))
     return (
-        f"the target was not reached: {key} was {best.value:.5g} at best, after {best.samples} "
-        f"samples, in {len(values)} evaluations; needed: above 0 and at most {MLPERF_TARGET_LOSS}"
+        f"{_missed(lines)}: {key} was {best.value:.5g} at best, after {best.samples} "
+        f"samples, in {counted(len(values), 'evaluation')}; needed: above 0 and at most {MLPERF_TARGET_LOSS}"
     )
+
+
+def _missed(lines: Sequence[LogLine]) -> str:
+    """Return in words how a run without the benchmark's target ended."""
+    target, how = target_of(lines), outcome(lines)
+    if target is None:
+        return NO_TARGET if how == NO_TARGET else f"{how}, no target set"
+    if how == "converged":
+        return f"the run's own target of {target:g} was reached, the benchmark's was not"
+    return f"the target was not reached{' yet' if how == 'training' else ''}"
 
 
 def _repeated(key: str, message: str, lines: Sequence[LogLine]) -> str | None:

@@ -17,8 +17,16 @@ from fluxtrain.contract.process import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
-from fluxtrain.mlperf.compliance import MAX_BYTES, RULESETS, LogLine, is_number, read_lines
+from fluxtrain.mlperf.compliance import RULESETS
 from fluxtrain.mlperf.facts import SYSTEM_KEY
+from fluxtrain.mlperf.log_lines import (
+    MAX_BYTES,
+    LogLine,
+    Outcome,
+    is_number,
+    outcome,
+    read_lines,
+)
 
 BENCHMARK = "flux1"
 """Name of the benchmark in logs and of its folder in a package."""
@@ -86,11 +94,15 @@ class Run:
         found = self.value(SYSTEM_KEY)
         return found if isinstance(found, dict) else {}
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """Return how the run ended by its log, or that it did not."""
+        return outcome(self.lines)
+
     @property
     def succeeded(self) -> bool:
-        """Return whether the log says that the run reached its target."""
-        stop = self.first("run_stop")
-        return stop is not None and stop.fields["metadata"].get("status") == "success"
+        """Return whether the run reached its target and the log calls that a success."""
+        return self.outcome == "converged"
 
     @property
     def samples(self) -> int | None:

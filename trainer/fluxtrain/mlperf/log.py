@@ -21,9 +21,8 @@ from mlperf_logging.mllog.mllog import MLLogger
 
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.errors import ConfigError, StorageError
+from fluxtrain.errors import UNSET, ConfigError, StorageError
 from fluxtrain.mlperf.chain import DATA, Chain
-from fluxtrain.mlperf.compliance import LogLine, read_lines
 from fluxtrain.mlperf.facts import (
     CHAIN_KEY,
     DATA_KEY,
@@ -33,6 +32,7 @@ from fluxtrain.mlperf.facts import (
     division_value,
     init_events,
 )
+from fluxtrain.mlperf.log_lines import TARGET_KEY, LogLine, read_lines
 from fluxtrain.runtime.files import atomic_write_by_several, sync
 
 _SOURCES = str(Path(__file__).parents[2])
@@ -196,7 +196,7 @@ class MLPerfLog:
             self._write(self._mllog.event, CHAIN_KEY, {"run": self.chain.run})
 
     def _resume(self, samples: int, facts: RunFacts) -> None:
-        """Log the eval_stop that a killed run did not log, and the resume.
+        """Log the eval_stop that a killed run did not log, the resume, and the target if it is another one.
 
         Raises ConfigError if the run must be closed, and has other ranks or nodes than before.
         """
@@ -214,6 +214,9 @@ class MLPerfLog:
             "gradient_accumulation_steps": facts.shares.accumulation_steps,
         }
         self._write(self._mllog.event, "run_resumed", ranks, samples=samples)
+        target = facts.config.evaluation.target_loss
+        if self._state.target not in (UNSET, target):
+            self._write(self._mllog.event, TARGET_KEY, target)
         if other is not None:
             self.rule_broken(other, samples)
 
@@ -325,6 +328,8 @@ class LogState:
     eval_samples_stated: bool = False
     digests: object = None
     """Those of the data sets' indices that the log states."""
+    target: object = UNSET
+    """The evaluation loss that ends the run, as the log states it."""
     block_open: bool = False
     left_closed: bool = False
     """Whether rules of the closed division were broken."""
@@ -345,6 +350,8 @@ class LogState:
         self.begun |= key == "init_start"
         if key == DATA_KEY:
             self.digests = value
+        if key == TARGET_KEY:
+            self.target = value
         self.train_samples_stated |= key == "train_samples"
         self.eval_samples_stated |= key == "eval_samples"
         self.run_started |= key == "run_start"

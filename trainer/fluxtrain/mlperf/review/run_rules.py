@@ -20,10 +20,10 @@ from fluxtrain.contract.run.presets import (
 )
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.chain_verify import verify
-from fluxtrain.mlperf.compliance import LogLine
 from fluxtrain.mlperf.evidence import Run, is_file, num_ranks, read_bytes
 from fluxtrain.mlperf.facts import CHAIN_KEY, DIVISION_KEY, PRECISION_NAMES
 from fluxtrain.mlperf.jobs import heads_of_job
+from fluxtrain.mlperf.log_lines import LogLine, reaches
 from fluxtrain.mlperf.review.result_rules import Rule, rule
 
 RUN_RESULTS = "11"
@@ -121,7 +121,7 @@ def no_gap_before_the_clock(run: Run) -> Iterator[str]:
 def stops_at_the_target(run: Run) -> Iterator[str]:
     """The first evaluation that reaches the target is the last one."""
     for number, line in enumerate(evaluations := run.all("eval_accuracy")):
-        if _reaches(line) and number + 1 < len(evaluations):
+        if reaches(line, MLPERF_TARGET_LOSS) and number + 1 < len(evaluations):
             after = len(evaluations) - number - 1
             yield (
                 f"{line.place} is {line.value:.5g}, which reaches {MLPERF_TARGET_LOSS}, but the run went on: "
@@ -137,7 +137,7 @@ def status_is_true(run: Run) -> Iterator[str]:
     if stop is None:
         return
     status = stop.fields["metadata"].get("status")
-    reached = bool(evaluations) and _reaches(evaluations[-1])
+    reached = bool(evaluations) and reaches(evaluations[-1], MLPERF_TARGET_LOSS)
     if status not in ("success", "aborted"):
         yield f"{stop.place} has the status {status!r}; allowed: success, aborted"
     elif (status == "success") != reached:
@@ -227,11 +227,6 @@ ORDER_RULES: tuple[Rule[Run], ...] = (
     not_resumed,
     resumed_on_the_same_ranks,
 )
-
-
-def _reaches(line: LogLine) -> bool:
-    value = line.value
-    return isinstance(value, int | float) and 0 < value <= MLPERF_TARGET_LOSS
 
 
 def _is_ranks(line: LogLine) -> bool:
