@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -639,6 +640,24 @@ def test_the_same_finding_in_many_logs_is_one_paragraph(
     output = capsys.readouterr().out
     assert f"{runs[0]}, {runs[1]}, {runs[2]} and 1 more: train_samples" in output
     assert "ten-runs (training rules 12): 4 runs; needed: 10" in output
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
+@pytest.mark.parametrize("distinct", [False, True])
+def test_as_many_findings_are_counted_as_numbered(
+    names: tuple[str, ...], distinct: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(dict.fromkeys(names), 1):
+        run = write_run(tmp_path / name, number, 3)
+        given = number if distinct else 5
+        break_log(run, '"train_samples", "value": 1099776', f'"train_samples", "value": {given}')
+        break_log(run, '"eval_samples", "value": 29696', '"eval_samples", "value": 5')
+    assert main(["mlperf", "review", *(str(tmp_path / name) for name in names)]) == EXIT_ERROR
+    output = capsys.readouterr().out
+    numbered = [line for line in output.splitlines() if re.match(r"  \d+\. ", line)]
+    assert output.startswith(f"FAILED: {len(numbered)} finding")
+    assert numbered[-1].startswith(f"  {len(numbered)}. ")
+    assert f"{tmp_path / 'b'}, {tmp_path / 'b'}: " not in output
 
 
 def test_what_the_compliance_checker_says_is_a_finding(

@@ -126,7 +126,7 @@ def check_log(arguments: argparse.Namespace) -> int:
     ((run,),) = (each.runs for each in rules.read_results([arguments.log]))
     findings = list(rules.rule_findings(run))
     if findings:
-        print(f"review: {counted(len(findings), 'finding')}")
+        print(f"review: {counted(rules.number_of(findings), 'finding')}")
         print(rules.render(findings))
     return EXIT_OK if result.success and not findings else EXIT_ERROR
 
@@ -268,7 +268,8 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
     found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
     findings, waived = review.split(found, [packaged])
     verdict = "FAILED" if findings else "passed"
-    print(f"review: {verdict}, {counted(len(findings), 'finding')}, {len(waived)} waived")
+    number = counted(review.number_of(findings), "finding")
+    print(f"review: {verdict}, {number}, {review.number_of(waived)} waived")
     if findings:
         print(review.render(findings))
     return not findings
@@ -291,19 +292,26 @@ def add_review(subcommands: Commands) -> None:
 def review_results(arguments: argparse.Namespace) -> int:
     """Print the findings; return 0 only if there are none."""
     from fluxtrain.mlperf.compliance import counted, require_ruleset
-    from fluxtrain.mlperf.review.review import RULES, read_results, render, review, split
+    from fluxtrain.mlperf.review.review import (
+        RULES,
+        number_of,
+        read_results,
+        render,
+        review,
+        split,
+    )
 
     require_ruleset(arguments.ruleset)
     results = read_results(arguments.paths, arguments.ruleset)
     findings, waived = split(review(results), results)
     logs = counted(sum(len(result.runs) for result in results), "log")
     if findings:
-        print(f"FAILED: {counted(len(findings), 'finding')} in {logs}")
+        print(f"FAILED: {counted(number_of(findings), 'finding')} in {logs}")
         print(render(findings))
     else:
         print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {arguments.ruleset}")
     if waived:
-        print(f"waived by the submitter: {counted(len(waived), 'finding')}")
+        print(f"waived by the submitter: {counted(number_of(waived), 'finding')}")
         print(render(waived))
     return EXIT_ERROR if findings else EXIT_OK
 

@@ -106,18 +106,28 @@ def split(
     return standing, [each for each in found if each.rule in waived]
 
 
-def render(findings: Sequence[Finding]) -> str:
+def number_of(findings: Iterable[Finding]) -> int:
+    """Return how many paragraphs `render` numbers: the same finding in ten logs is one."""
+    return len(_with_places(findings))
+
+
+def render(findings: Iterable[Finding]) -> str:
     """Return the findings for a terminal: a numbered paragraph for each, with the logs that have it."""
-    places: dict[Finding, list[str]] = {}
-    for each in findings:
-        places.setdefault(replace(each, place=""), []).append(sanitize(each.place))
     lines = []
-    for number, (each, where) in enumerate(places.items(), 1):
+    for number, (each, where) in enumerate(_with_places(findings).items(), 1):
         section = f" (training rules {each.section})" if each.section else ""
         text = sanitize(each.text, _MAX_TEXT).rstrip(".")
         paragraph = f"{each.rule}{section}: {_places(where)}{text}. {each.fix}"
         lines.append(f"  {number}. {paragraph.rstrip()}")
     return "\n".join(lines)
+
+
+def _with_places(findings: Iterable[Finding]) -> dict[Finding, list[str]]:
+    """Return each finding without its place, and the places that have it, each once."""
+    places: dict[Finding, dict[str, None]] = {}
+    for each in findings:
+        places.setdefault(replace(each, place=""), {})[sanitize(each.place)] = None
+    return {each: list(where) for each, where in places.items()}
 
 
 def _places(names: Sequence[str]) -> str:
