@@ -58,6 +58,9 @@ def move(key: str, before: str, number: int = 0) -> Break:
     return change
 
 
+NO_SEEDS = (None, True, 7.5, "seven", "", [7], float("nan"), float("inf"))
+
+
 def again(key: str, after: str, number: int = 0, **changed: Any) -> Break:
     """Repeat an event after another, with the other's time."""
 
@@ -274,6 +277,11 @@ BROKEN_LOGS: list[tuple[str, Break, str]] = [
     ),
     ("a rate in words", field("optim.epsilon", "small"), "configuration-is-valid"),
     ("a field of another program", field("lr", 1e-4), "configuration-is-valid"),
+    ("a second seed", again("seed", "seed", value=8), "one-seed"),
+    ("a second seed late in the run", again("seed", "eval_stop", value=8), "one-seed"),
+    ("the same seed twice", again("seed", "seed"), "one-seed"),
+    ("no seed", drop("seed"), "one-seed"),
+    *((f"the seed {given!r}", value("seed", given), "one-seed") for given in NO_SEEDS),
     ("another seed in config.json", field("seed", 8), "log-is-of-its-configuration"),
     (
         "another rate in config.json",
@@ -457,6 +465,12 @@ BROKEN_RESULTS: list[tuple[str, Callable[[list[Evidence]], object], str]] = [
     ),
     ("no seed in one run", of_run(3, drop("seed")), "seeds-are-random"),
     ("a seed twice", of_run(3, value("seed", 101)), "seeds-are-random"),
+    ("a seed twice, once in words", of_run(3, value("seed", "101")), "seeds-are-random"),
+    (
+        "a second seed that is another run's",
+        of_run(3, again("seed", "seed", value=101)),
+        "seeds-are-random",
+    ),
     ("the default seed", of_run(3, value("seed", 1234)), "seeds-are-random"),
     ("a run twice", lambda runs: runs.__setitem__(3, runs[4].copy()), "runs-are-different-runs"),
     (
@@ -658,6 +672,28 @@ def test_as_many_findings_are_counted_as_numbered(
     assert output.startswith(f"FAILED: {len(numbered)} finding")
     assert numbered[-1].startswith(f"  {len(numbered)}. ")
     assert f"{tmp_path / 'b'}, {tmp_path / 'b'}: " not in output
+
+
+def test_a_seed_other_than_the_drawn_one_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", 7)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"seed": "random"}))
+    (run / "seed").write_text("7\n")
+    assert main(["mlperf", "review", str(run)]) == EXIT_OK
+    (run / "seed").write_text("8\n")
+    assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
+    assert "is 7; drawn for this output, in its file seed: 8" in capsys.readouterr().out
+
+
+def test_a_second_seed_of_an_open_log_is_found_too(tmp_path: Path) -> None:
+    run = good_run(tmp_path, preset="micro", logging={"mlperf": {"division": "open"}})
+    again("seed", "seed", value=8)(run)
+    assert "one-seed" in rules_of(run)
+    drop("seed")(run)
+    drop("seed")(run)
+    assert "one-seed" not in rules_of(run)
 
 
 def test_what_the_compliance_checker_says_is_a_finding(

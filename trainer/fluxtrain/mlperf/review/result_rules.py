@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from math import inf
 from typing import Generic, TypeVar
 
 from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
-from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.mlperf.evidence import FailedRun, Result, Run
+from fluxtrain.contract.run.config import RANDOM_SEED, RunConfig
+from fluxtrain.mlperf.evidence import FailedRun, Result, Run, is_file, read_bytes
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, score
+from fluxtrain.state.random_seed import SEED_FILE
 
 # A rule of the benchmark's text as code, and what it finds.
 
@@ -85,6 +87,7 @@ _SETTINGS = (
 """Keys whose values are the same in all runs of a result."""
 _DEFAULT_SEED = RunConfig.model_fields["seed"].default
 _MAX_NAMES = 4
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 _OWN = ("seed", "output")
 """Fields of the configuration that are each run's own."""
 _SAME = "Give runs of one result: the same system, software and settings, and a seed for each."
@@ -155,14 +158,44 @@ def seeds_are_random(result: Result) -> Iterator[str]:
     """Each run has a seed, of its own, and not the default one."""
     found: dict[str, list[str]] = defaultdict(list)
     for run in result.runs:
-        if run.first("seed") is None:
+        logged = [line.value for line in run.all("seed") if line.value is not None]
+        seeds = list(dict.fromkeys(map(str, logged)))
+        if not seeds:
             yield f"{run.name} has no seed"
-        elif run.value("seed") == _DEFAULT_SEED:
+        if str(_DEFAULT_SEED) in seeds:
             yield f"{run.name} has the default seed {_DEFAULT_SEED}, a constant"
-        found[repr(run.value("seed"))].append(run.name)
+        for seed in seeds:
+            found[seed].append(run.name)
     for seed, names in found.items():
-        if len(names) > 1 and seed != "None":
+        if len(names) > 1:
             yield f"the seed {seed} is that of {_names(names)}"
+
+
+@rule("one-seed", "5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
+def one_seed(run: Run) -> Iterator[str]:
+    """A log has one seed, a whole number; that of an open run may have none.
+
+    MLCommons' package checker (seed_checker.py) needs a whole number in a closed log, and warns of several.
+    """
+    found = run.all("seed")
+    if not found and run.closed:
+        yield "the log has no seed"
+    for line in found:
+        if not _WHOLE.fullmatch(str(line.value)):
+            yield f"{line.place} is {line.value!r}; needed: a whole number"
+        elif (drawn := _drawn_seed(run)) not in (None, str(line.value)):
+            yield f"{line.place} is {line.value!r}; drawn for this output, in its file {SEED_FILE}: {drawn}"
+    if len(found) > 1:
+        shown = ", ".join(f"{line.value!r} (line {line.number})" for line in found[:_MAX_NAMES])
+        yield f"seed occurs {len(found)} times: {shown}; allowed: once"
+
+
+def _drawn_seed(run: Run) -> str | None:
+    """Return what the file with the seed of a run with `seed: random` holds, None without one."""
+    if run.config_file is None or (run.config or {}).get("seed") != RANDOM_SEED:
+        return None
+    path = run.config_file.with_name(SEED_FILE)
+    return read_bytes(path).decode("latin-1").strip() if is_file(path) else None
 
 
 @rule("runs-are-different-runs", "12", "Give each run once.")

@@ -28,6 +28,7 @@ RUN_RULES: tuple[Rule[Run], ...] = (
     *run_rules.ORDER_RULES,
     *run_rules.EVALUATIONS_RULES,
     *run_rules.RULES,
+    result_rules.one_seed,
     *run_rules.SETTINGS_RULES,
     *run_rules.CHAINED_RULES,
 )
