@@ -6,19 +6,23 @@ import socket
 import struct
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
+from matplotlib import pyplot
 from prometheus_client import CollectorRegistry
 
 from fluxtrain.data.order import Order
 from fluxtrain.errors import ConfigError
 from fluxtrain.report.console import Console, duration
-from fluxtrain.report.curve import save_loss_curve
+from fluxtrain.report.curve import draw_losses, save_loss_curve
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.metrics import Clock, Memory, Metrics, Speed
-from fluxtrain.report.records import Records, read_records
+from fluxtrain.report.records import Records, losses, read_records, smoothed
 from fluxtrain.runtime.progress import Progress
 
 
@@ -181,6 +185,67 @@ def test_a_step_line_without_a_known_peak_has_no_mfu() -> None:
     speed = Speed(20.0, 0.1, 60.0, 0.0123, None, Memory(1 << 29, None))
     Console(10, 0, stream).step_line(1, 1.0, 1e-3, 0.5, speed)
     assert stream.getvalue().endswith(" 0.0123 TFLOP/s  0.5 GiB  0:01:00 left\n")
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [],
+        [8],
+        [8, 16],
+        range(32, 3520, 32),
+        [step for step in range(200) if step % 7 and not 50 < step < 90],
+        [*range(16, 1600, 16), *range(1600, 200_000, 1600)],
+        [2**step for step in range(24)],
+    ],
+    ids=["none", "one", "two", "even", "gaps", "resumed with another interval", "log-spaced"],
+)
+def test_the_smoothed_line_of_a_straight_one_lies_on_it(samples: Sequence[int]) -> None:
+    line = [(float(at), 2.0e7 - 0.5 * at) for at in samples]
+    assert smoothed(line) == [(at, pytest.approx(loss, rel=1e-9)) for at, loss in line]
+
+
+def test_the_smoothed_line_is_smoother_and_above_as_often_as_below() -> None:
+    random = Random(1)
+    raw = [(32.0 * step, 0.5 + 1.5 / step + random.gauss(0, 0.05)) for step in range(1, 401)]
+    smooth = smoothed(raw)
+    above = sum(mean > loss for (_, mean), (_, loss) in zip(smooth, raw, strict=True))
+    assert 0.4 < above / len(raw) < 0.6
+    jumps, smooth_jumps = (
+        sum(abs(b - a) for (_, a), (_, b) in pairwise(points[50:])) for points in (raw, smooth)
+    )
+    assert smooth_jumps < jumps / 8
+
+
+def test_losses_that_cannot_be_drawn_are_left_out() -> None:
+    given = [0.9, None, float("nan"), float("inf"), 0.0, -1.0, 0.4, 0.3]
+    records = [
+        {"step": 0, "samples": 0, "eval_loss": 1.0},
+        *({"step": at, "samples": at, "train_loss": loss} for at, loss in enumerate(given, 1)),
+        {"step": 8, "samples": 8, "train_loss": 0.2},
+    ]
+    assert losses(records, "train_loss") == [(1, 0.9), (7, 0.4), (8, 0.3), (8, 0.2)]
+    assert smoothed(losses(records, "train_loss")) == [
+        (1, 0.9),
+        (7, pytest.approx(0.4, abs=0.03)),
+        (8, 0.2),
+    ]
+
+
+def test_the_loss_curve_has_both_lines_of_the_training() -> None:
+    figure, axes = pyplot.subplots()
+    records = [{"samples": 32 * step, "train_loss": 2.0 - step / 100} for step in range(110)]
+    draw_losses(axes, records, None, None)
+    raw, smooth = (line.get_xydata() for line in axes.lines)
+    assert smooth == pytest.approx(raw)
+    pyplot.close(figure)
+
+
+def test_the_only_point_of_a_loss_curve_is_drawn() -> None:
+    figure, axes = pyplot.subplots()
+    draw_losses(axes, [{"samples": 32, "train_loss": 2.0}], None, None)
+    assert axes.lines[-1].get_marker() == "o"
+    pyplot.close(figure)
 
 
 def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from fluxtrain.report.records import Record
+from fluxtrain.report.records import Record, losses, smoothed
 from fluxtrain.runtime.files import atomic_write_by_several
 
 matplotlib.use("Agg")  # needs no display
@@ -35,12 +35,12 @@ def draw_losses(
     axes: Axes, records: list[Record], target: float | None, band: tuple[float, float] | None
 ) -> None:
     """Draw the losses into ``axes``, as for `save_loss_curve`."""
-    train = [(r["samples"], r["train_loss"]) for r in records if "train_loss" in r]
-    evals = [(r["samples"], r["eval_loss"]) for r in records if "eval_loss" in r]
+    train, evals = losses(records, "train_loss"), losses(records, "eval_loss")
     if train:
-        samples, losses = zip(*train, strict=True)
-        axes.plot(samples, losses, color="0.8", linewidth=0.8, label="training, each logged step")
-        axes.plot(samples, _smoothed(list(losses)), color="C0", label="training, smoothed")
+        label = "training, each logged step"
+        axes.plot(*zip(*train, strict=True), color="0.8", linewidth=0.8, label=label)
+        smooth, marker = zip(*smoothed(train), strict=True), "o" if len(train) == 1 else None
+        axes.plot(*smooth, marker=marker, color="C0", label="training, smoothed")
     if evals:
         axes.plot(*zip(*evals, strict=True), "o-", color="C3", markersize=4, label="evaluation")
         axes.annotate(f"{evals[-1][1]:.4f}", evals[-1], textcoords="offset points", xytext=(4, 6))
@@ -53,11 +53,3 @@ def draw_losses(
     axes.set_yscale("log")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
-
-
-def _smoothed(values: list[float], keep: float = 0.9) -> list[float]:
-    smooth, weight, result = 0.0, 0.0, []
-    for value in values:
-        smooth, weight = keep * smooth + (1 - keep) * value, keep * weight + (1 - keep)
-        result.append(smooth / weight)
-    return result

@@ -23,16 +23,13 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import AnyOrder
 from fluxtrain.errors import FencedError
 from fluxtrain.report.console import duration
-from fluxtrain.report.records import Record
+from fluxtrain.report.records import Point, Record, losses, smoothed
 from fluxtrain.runtime.files import atomic_write_by_several
 from fluxtrain.state.run_state import Fence
 
-Point = tuple[float, float]
-"""Training samples and a loss."""
 _WIDTH, _HEIGHT = 960, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 12, 36
 _MOST_POINTS = 1200
-_KEPT = 0.9
 
 
 class Losses:
@@ -45,26 +42,24 @@ class Losses:
     def add(self, record: Record) -> None:
         """Add the losses of a record of metrics.jsonl; those that are not finite are left out."""
         for key, points in (("train_loss", self.training), ("eval_loss", self.evaluation)):
-            loss = record.get(key)
-            if isinstance(loss, int | float) and math.isfinite(loss) and loss > 0:
-                points.append((float(record["samples"]), float(loss)))
-                if len(points) > _MOST_POINTS:
-                    points[:] = _averaged(points)
+            points += losses([record], key)
+            if len(points) > _MOST_POINTS:
+                points[:] = _averaged(points)
 
     def draw(self, target: float | None) -> str:
         """Return an svg element; the empty string without a point."""
         points = self.training + self.evaluation
         if not points:
             return ""
-        losses = [loss for _, loss in points] + ([target] if target else [])
-        scale = _Scale(max(samples for samples, _ in points), min(losses), max(losses))
+        shown = [loss for _, loss in points] + ([target] if target else [])
+        scale = _Scale(max(samples for samples, _ in points), min(shown), max(shown))
         parts = [*scale.grid()]
         if target:
             y = scale.y(target)
             line = f'<line class="target" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>'
             parts.append(line)
         parts.append(_line("raw", scale, self.training))
-        parts.append(_line("smooth", scale, _smoothed(self.training)))
+        parts.append(_line("smooth", scale, smoothed(self.training)))
         parts.append(_line("evaluation", scale, self.evaluation))
         if len(self.training) == 1:
             parts += _circles("smooth", scale, self.training)
@@ -139,19 +134,11 @@ def _circles(kind: str, scale: _Scale, points: Sequence[Point]) -> Iterable[str]
         yield f"<title>{loss:.5g} after {samples:,.0f} samples</title></circle>"
 
 
-def _smoothed(points: Sequence[Point]) -> list[Point]:
-    smooth, weight, result = 0.0, 0.0, []
-    for samples, loss in points:
-        smooth = _KEPT * smooth + (1 - _KEPT) * loss
-        weight = _KEPT * weight + (1 - _KEPT)
-        result.append((samples, smooth / weight))
-    return result
-
-
 def _averaged(points: Sequence[Point]) -> list[Point]:
-    """Return the means of neighbours."""
-    pairs = [points[start : start + 2] for start in range(0, len(points), 2)]
-    return [(pair[-1][0], sum(loss for _, loss in pair) / len(pair)) for pair in pairs]
+    """Return the means of neighbours, of their samples too, but for the last point."""
+    pairs = [points[start : start + 2] for start in range(0, len(points) - 1, 2)]
+    means = [((a + b) / 2, (low + high) / 2) for (a, low), (b, high) in pairs]
+    return [*means, points[-1]]
 
 
 # The sample images of a run as small pictures for a page: rows are prompts, columns are steps.
