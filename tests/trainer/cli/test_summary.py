@@ -35,8 +35,20 @@ def test_an_adapter_is_named_first(tmp_path: Path, capsys: pytest.CaptureFixture
     assert lines == [str(tmp_path / name) for name in names]
 
 
-def test_only_a_run_from_random_weights_is_checked_for_mlperf(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("run", "is_checked"),
+    [
+        (ADAPTER, False),
+        ({"preset": "micro"}, False),
+        ({"preset": "openmoji"}, False),
+        ({"preset": "micro", "logging": {"mlperf": {"division": "auto"}}}, False),
+        ({"preset": "mlperf-schnell"}, True),
+        ({"preset": "mlperf-schnell-raw", "logging": {"mlperf": {"division": "open"}}}, True),
+    ],
+)
+def test_only_a_run_of_the_benchmark_is_checked_for_mlperf(
+    run: dict[str, Any], is_checked: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "MLPerf check" not in summary(tmp_path, ADAPTER, capsys)
-    assert "MLPerf check" in summary(tmp_path, {"preset": "micro"}, capsys)
+    text = summary(tmp_path, run, capsys)
+    assert ("MLPerf check" in text) == is_checked
+    assert str(tmp_path / MLPERF_FILE) in text

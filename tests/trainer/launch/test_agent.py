@@ -181,6 +181,8 @@ def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents)
     assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
     (message,) = agents.termination_messages()[:1]
     assert message["processRestarts"] == 1
+    printed = {*agents.log_of(1).splitlines(), *agents.log_of(2).splitlines()}
+    assert printed >= set((agents.output / "mlperf.log").read_text().splitlines()), "as in pods"
 
 
 def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Agents) -> None:

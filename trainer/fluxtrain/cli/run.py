@@ -38,7 +38,7 @@ from fluxtrain.contract.process import (
 )
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, cluster_only_fields
 from fluxtrain.contract.resource.pod_template import amount
-from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_closed
+from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_benchmark, is_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.overrides import refuse_variables
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError
@@ -270,7 +270,7 @@ def _is_number(text: str) -> bool:
 
 
 def print_summary(output: Path, config: RunConfig) -> None:
-    """Print the evaluation losses, the output files and the result of the compliance check."""
+    """Print evaluation losses and output files; of a benchmark run also the checker's result."""
     records = read_records(output / METRICS_FILE)
     evaluations = [record for record in records if "eval_loss" in record]
     if evaluations:
@@ -282,7 +282,7 @@ def print_summary(output: Path, config: RunConfig) -> None:
     folder = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     for title, name in _files(output, config):
         print(f"  {title:<18} {folder}/{name}")
-    if config.initial_weights is None:  # an MLPerf run starts from random ones
+    if is_benchmark(config):
         print(f"  {'MLPerf check':<18} {_check_result(output / MLPERF_FILE)}")
 
 

@@ -79,6 +79,8 @@ ENV_FATAL_ERROR = "FLUXTRAIN_FATAL_ERROR"
 then sends SIGUSR1 to its agent. Set by the agent, read by the trainer."""
 ENV_TERMINATION_MESSAGE = "FLUXTRAIN_TERMINATION_MESSAGE"
 """File for the final progress of a trainer that exits. Set by the agent, read by local rank 0."""
+ENV_MLPERF_STDOUT = "FLUXTRAIN_MLPERF_STDOUT"
+"""If set, rank 0 writes the MLPerf log to stdout too, so that the pod's log has it. Set by the agent."""
 ENV_REVISION = "FLUXTRAIN_REVISION"
 """Commit of fluxtrain's sources. Set in the trainer image when it is built; the MLPerf log states it."""
 ENV_NODE_PROGRESS = "FLUXTRAIN_NODE_PROGRESS"
@@ -151,6 +153,8 @@ class RunPaths:
     """Folder in memory for snapshots; None: none are taken."""
     num_nodes: tuple[int, int] = (1, 1)
     """The fewest and the most nodes that the run may have."""
+    mlperf_on_stdout: bool = False
+    """Whether the MLPerf log is written to stdout too, as in pods."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables of these settings for a trainer."""
@@ -161,6 +165,7 @@ class RunPaths:
             ENV_ADDRESS: self.metrics_address,
             ENV_STARTED: repr(self.started or time.time()),
             **({ENV_SNAPSHOTS: str(self.snapshots)} if self.snapshots else {}),
+            **({ENV_MLPERF_STDOUT: "1"} if self.mlperf_on_stdout else {}),
             **({ENV_NODES: "{}:{}".format(*self.num_nodes)} if self.num_nodes[1] > 1 else {}),
         }
 
@@ -177,6 +182,7 @@ class RunPaths:
             process_restarts=sum(int(environment.get(name, "0")) for name in _RESTARTS),
             snapshots=Path(environment[ENV_SNAPSHOTS]) if ENV_SNAPSHOTS in environment else None,
             num_nodes=(int(fewest), int(most or fewest)),
+            mlperf_on_stdout=ENV_MLPERF_STDOUT in environment,
         )
 
 

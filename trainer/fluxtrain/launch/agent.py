@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain.contract.process import (
     ENV_GPUS,
+    ENV_MLPERF_STDOUT,
     ENV_NODE_NAME,
     ENV_POD_UID,
     ENV_RENDEZVOUS_KEY,
@@ -53,6 +54,7 @@ def main(termination_log: Path) -> int:
     ``termination_log``.
     """
     os.environ.setdefault(ENV_STARTED, repr(process_start()))
+    os.environ[ENV_MLPERF_STDOUT] = "1"
     with tempfile.TemporaryDirectory() as folder:
         progress_file = Path(folder) / "progress.json"
         os.environ[ENV_TERMINATION_MESSAGE] = str(progress_file)

@@ -14,7 +14,7 @@ _GIB = 1 << 30
 
 
 class Console:
-    """Writes to stderr; stdout is used by the MLPerf log."""
+    """Writes to stderr; in pods stdout has the MLPerf log."""
 
     def __init__(self, steps: int, step: int, stream: TextIO = sys.stderr) -> None:
         """Show a bar from ``step`` to ``steps`` if ``stream`` is a terminal."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from fluxtrain.contract.process import (
     MLPERF_FILE,
     RunPaths,
 )
-from fluxtrain.contract.run.closed_division import PREFIX, Violation
+from fluxtrain.contract.run.closed_division import Violation, is_benchmark
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.data.loader import AnyOrder
@@ -82,7 +81,7 @@ class RunLogs:
         self._mlperf = MLPerfLog.open(
             paths.output / MLPERF_FILE,
             samples=run.samples,
-            stdout=not sys.stdout.isatty(),
+            stdout=paths.mlperf_on_stdout,
             facts=facts,
             open_chain=partial(
                 Chain.open,
@@ -315,8 +314,7 @@ def reference_band(config: RunConfig) -> tuple[float, float] | None:
 
     None for runs of other presets or targets, and above the largest batch size of the reference.
     """
-    is_benchmark = config.preset.startswith(PREFIX) and config.task == "train"
-    if not is_benchmark or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
+    if not is_benchmark(config) or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
         return None
     point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
     return None if point is None else point.band

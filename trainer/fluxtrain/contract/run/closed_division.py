@@ -111,10 +111,14 @@ def claims_closed(config: RunConfig) -> bool:
     return config.logging.mlperf.division == "closed"
 
 
+def is_benchmark(config: RunConfig) -> bool:
+    """Return whether ``config`` is a run of MLPerf's benchmark, in either division."""
+    return config.preset.startswith(PREFIX) and config.task == "train"
+
+
 def is_closed(config: RunConfig) -> bool:
     """Return whether ``config`` is a benchmark run that must be of the closed division."""
-    is_benchmark = config.preset.startswith(PREFIX) and config.task == "train"
-    return is_benchmark and claims_closed(config)
+    return is_benchmark(config) and claims_closed(config)
 
 
 def begins_closed(config: RunConfig, num_nodes: tuple[int, int] = (1, 1)) -> bool:
