@@ -1,7 +1,7 @@
 # Everything that a person does with this project; `make` alone lists it.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := operator,trainer,demo,test,bench
+EXTRAS := operator,trainer,mlperf,demo,test,bench
 TORCH ?= auto
 TORCH_INDEX ?= https://download.pytorch.org/whl
 OUTPUT ?= runs/openmoji

@@ -1,7 +1,8 @@
 """The MLPerf log of a run: MLCommons' ``mllog`` formats the lines, and each is written with one call.
 
 File and stdout both have the complete log also after a restart: a resumed run first repeats the earlier lines
-on stdout. Only rank 0 opens one; ``MLPerfLog(None, False)`` writes nothing.
+on stdout. Only rank 0 opens one; ``MLPerfLog(None, False)`` writes nothing, nor does any without ``mllog``:
+a run of the benchmark is refused then.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
-
-from mlperf_logging.mllog.mllog import MLLogger
+from typing import Any, Literal
 
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
 from fluxtrain.contract.run.config import RunConfig
@@ -38,6 +38,8 @@ from fluxtrain.runtime.files import atomic_write_by_several, sync
 _SOURCES = str(Path(__file__).parents[2])
 """Removed from metadata.file, so that paths in the log are relative."""
 _STDOUT = 1
+PACKAGE = "mlperf_logging"
+"""MLCommons' package, of the extra ``mlperf``: it brings pandas and scipy."""
 DIVISION_FIELD = "spec.run.logging.mlperf.division"
 
 
@@ -53,9 +55,7 @@ class MLPerfLog:
         self._state = LogState()
         self._division, self._begins_closed, self._eval_samples = "open", False, 0
         self._lines = _LineCapture()
-        logger = logging.Logger("fluxtrain.mlperf")
-        logger.addHandler(self._lines)
-        self._mllog = MLLogger(logger, root_dir=re.escape(_SOURCES))
+        self._mllog = _mllogger(self._lines) if path or stdout else None
         self._file = _open(path)
 
     @classmethod
@@ -75,6 +75,8 @@ class MLPerfLog:
         keeps the given lines. Raises StorageError if the file cannot be read
         or written.
         """
+        if find_spec(PACKAGE) is None:
+            return cls(None, False)
         try:
             kept = [] if path is None else lines_until(path, samples, facts.config)
             chain = open_chain([line.text for line in kept]) if open_chain else None
@@ -99,8 +101,8 @@ class MLPerfLog:
     def ready(self) -> None:
         """Log the end of the initialisation and the start of the run, once per run."""
         if self._state.begun and not self._state.run_started:
-            self._write(self._mllog.end, "init_stop")
-            self._write(self._mllog.start, "run_start")
+            self._write("end", "init_stop")
+            self._write("start", "run_start")
 
     def data_opened(
         self, train_samples: int, eval_samples: int, digests: Mapping[str, str]
@@ -108,32 +110,32 @@ class MLPerfLog:
         """Log the sizes of the data sets, unless they are stated, and the ``digests`` of their indices."""
         self._eval_samples = eval_samples
         if not self._state.train_samples_stated:
-            self._write(self._mllog.event, "train_samples", train_samples)
+            self._write("event", "train_samples", train_samples)
         if self._division == "closed" and not self._state.eval_samples_stated:
-            self._write(self._mllog.event, "eval_samples", eval_samples)
+            self._write("event", "eval_samples", eval_samples)
         if self.chain is not None:
             self.chain.append(DATA, digests=dict(digests))
         if self._state.digests != dict(digests):
-            self._write(self._mllog.event, DATA_KEY, dict(digests))
+            self._write("event", DATA_KEY, dict(digests))
 
     def block_start(self, samples: int) -> None:
         """Log that training continues after ``samples``, unless a block is open."""
         if not self._state.block_open:
-            self._write(self._mllog.start, "block_start", samples=samples)
+            self._write("start", "block_start", samples=samples)
 
     def block_stop(self, samples: int) -> None:
         """Log that training pauses or ends after ``samples``, if a block is open."""
         if self._state.block_open:
-            self._write(self._mllog.end, "block_stop", samples=samples)
+            self._write("end", "block_stop", samples=samples)
 
     def tracked_stats(self, samples: int, stats: Mapping[str, float]) -> None:
         """Log the values of a step: throughput in samples/s, loss, lr."""
         values = {name: float(value) for name, value in stats.items()}
-        self._write(self._mllog.event, "tracked_stats", values, samples=samples)
+        self._write("event", "tracked_stats", values, samples=samples)
 
     def eval_start(self, samples: int) -> None:
         """Log the start of an evaluation."""
-        self._write(self._mllog.start, "eval_start", samples=samples)
+        self._write("start", "eval_start", samples=samples)
 
     def eval_accuracy(self, samples: int, loss: float, used: int | None = None) -> None:
         """Log the evaluation loss after ``samples``, in the open division under a second key too.
@@ -142,20 +144,18 @@ class MLPerfLog:
         """
         used = self._eval_samples if used is None else used
         if not self._state.eval_samples_stated:
-            self._write(self._mllog.event, "eval_samples", used)
-        self._write(
-            self._mllog.event, "eval_accuracy", float(loss), samples=samples, eval_samples=used
-        )
+            self._write("event", "eval_samples", used)
+        self._write("event", "eval_accuracy", float(loss), samples=samples, eval_samples=used)
         if not self._is_closed:
-            self._write(self._mllog.event, "averaged_validation_loss", float(loss), samples=samples)
+            self._write("event", "averaged_validation_loss", float(loss), samples=samples)
 
     def eval_stop(self, samples: int) -> None:
         """Log the end of an evaluation."""
-        self._write(self._mllog.end, "eval_stop", samples=samples)
+        self._write("end", "eval_stop", samples=samples)
 
     def run_stop(self, status: str, samples: int) -> None:
         """Log the end of the run, ``success`` or ``aborted``; later events are not written."""
-        self._write(self._mllog.end, "run_stop", samples=samples, status=status)
+        self._write("end", "run_stop", samples=samples, status=status)
 
     def rule_broken(self, violation: Violation, samples: int) -> bool:
         """Log that a rule of the closed division is broken after ``samples``; return whether that is new.
@@ -166,7 +166,7 @@ class MLPerfLog:
             return False
         division = "closed" if self._division == "closed" else "open"
         value = division_value(division, [violation])
-        self._write(self._mllog.event, DIVISION_KEY, value, samples=samples)
+        self._write("event", DIVISION_KEY, value, samples=samples)
         return True
 
     @property
@@ -185,15 +185,15 @@ class MLPerfLog:
         began, flushed = facts.started, facts.flushed
         if flushed is None or flushed <= began:
             at = began if flushed is None else flushed
-            self._write(self._mllog.event, "cache_clear", flushed is not None, at=at)
-            self._write(self._mllog.start, "init_start", at=began)
+            self._write("event", "cache_clear", flushed is not None, at=at)
+            self._write("start", "init_start", at=began)
         else:  # another node was later
-            self._write(self._mllog.start, "init_start", at=began)
-            self._write(self._mllog.event, "cache_clear", True, at=flushed)
+            self._write("start", "init_start", at=began)
+            self._write("event", "cache_clear", True, at=flushed)
         for key, value in init_events(facts):
-            self._write(self._mllog.event, key, value)
+            self._write("event", key, value)
         if self.chain is not None:
-            self._write(self._mllog.event, CHAIN_KEY, {"run": self.chain.run})
+            self._write("event", CHAIN_KEY, {"run": self.chain.run})
 
     def _resume(self, samples: int, facts: RunFacts) -> None:
         """Log the eval_stop that a killed run did not log, the resume, and the target if it is another one.
@@ -206,23 +206,23 @@ class MLPerfLog:
         if other is not None and self._is_closed and self._division == "closed":
             raise ConfigError(DIVISION_FIELD, "closed", f"{other}; {TO_LEAVE}, or auto")
         if (evaluated := self._state.eval_without_stop) is not None:
-            self._write(self._mllog.end, "eval_stop", samples=evaluated)
+            self._write("end", "eval_stop", samples=evaluated)
         ranks = {
             **facts.ranks,
             "same_nodes": None if before is None else before.get("nodes") == list(facts.node_marks),
             "micro_batch_size": facts.shares.micro_batch_size,
             "gradient_accumulation_steps": facts.shares.accumulation_steps,
         }
-        self._write(self._mllog.event, "run_resumed", ranks, samples=samples)
+        self._write("event", "run_resumed", ranks, samples=samples)
         target = facts.config.evaluation.target_loss
         if self._state.target not in (UNSET, target):
-            self._write(self._mllog.event, TARGET_KEY, target)
+            self._write("event", TARGET_KEY, target)
         if other is not None:
             self.rule_broken(other, samples)
 
     def _write(
         self,
-        kind: Callable[..., None],
+        kind: Literal["event", "start", "end"],
         key: str,
         value: object = None,
         samples: int | None = None,
@@ -231,15 +231,15 @@ class MLPerfLog:
         at: float | None = None,
     ) -> None:
         """Write one event; stack_offset puts the line of the calling method into its metadata."""
-        if self._state.finished:
+        if self._state.finished or self._mllog is None:
             return
         fields = {"status": status, "samples_count": samples, "eval_samples": eval_samples}
         metadata = {name: value for name, value in fields.items() if value is not None}
         time_ms = int((self._now() if at is None else at) * 1000)
-        kind(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
+        getattr(self._mllog, kind)(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
         self._state.update(key, samples, value)
         line = self._lines.take()
-        self._save(line, durable=kind == self._mllog.end)
+        self._save(line, durable=kind == "end")
         self._print(line)
 
     def _save(self, line: str, durable: bool) -> None:
@@ -283,6 +283,15 @@ class _LineCapture(logging.Handler):
         assert line.startswith(":::MLLOG {"), line  # otherwise mllog could not encode a value
         self._captured.clear()
         return line
+
+
+def _mllogger(handler: logging.Handler) -> Any:
+    """Return MLCommons' logger, which gives its lines to ``handler``."""
+    from mlperf_logging.mllog.mllog import MLLogger
+
+    logger = logging.Logger("fluxtrain.mlperf")
+    logger.addHandler(handler)
+    return MLLogger(logger, root_dir=re.escape(_SOURCES))
 
 
 def _other_ranks(before: Mapping[str, Any] | None, facts: RunFacts) -> Violation | None:

@@ -92,8 +92,9 @@ class RunLogs:
             ),
         )
         closing.callback(self._mlperf.close)
-        if loaded is None and facts.config.initial_weights is not None:
-            self._hash_weights(paths.models / facts.config.initial_weights, closing)
+        weights, chain = facts.config.initial_weights, self._mlperf.chain
+        if loaded is None and weights is not None and chain is not None:
+            _hash_weights(chain, paths.models / weights, closing)
         self._console = Console(facts.config.schedule.steps, run.step)
         closing.callback(self._console.close)
         report = self._console.print_line
@@ -101,16 +102,6 @@ class RunLogs:
         self._sinks = open_sinks(facts.config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)
-
-    def _hash_weights(self, weights: Path, closing: ExitStack) -> None:
-        """Hash the initial ``weights`` into the chain, beside the training."""
-        stop, chain = threading.Event(), self._mlperf.chain
-        assert chain is not None, "it was opened"
-        task = partial(hash_weights, chain, weights, stop)
-        thread = threading.Thread(target=task, name="weights-hash", daemon=True)
-        thread.start()
-        closing.callback(thread.join)
-        closing.callback(stop.set)
 
     def on_saved(self, step: int) -> None:
         """Chain the complete checkpoint of ``step``; thread-safe."""
@@ -307,6 +298,16 @@ class Convergence:
         forecast = samples_to_target(self._evaluations, self._target, self._every)
         self._metrics.target_samples.set(math.nan if forecast is None else forecast)
         self._progress.update(targetSamples=forecast)
+
+
+def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
+    """Hash the initial ``weights`` into ``chain``, beside the training."""
+    stop = threading.Event()
+    task = partial(hash_weights, chain, weights, stop)
+    thread = threading.Thread(target=task, name="weights-hash", daemon=True)
+    thread.start()
+    closing.callback(thread.join)
+    closing.callback(stop.set)
 
 
 def reference_band(config: RunConfig) -> tuple[float, float] | None:

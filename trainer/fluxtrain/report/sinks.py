@@ -22,8 +22,10 @@ from fluxtrain.contract.process import (
     TENSORBOARD_FOLDER,
     WANDB_FOLDER,
 )
+from fluxtrain.contract.run.closed_division import is_benchmark
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
+from fluxtrain.mlperf.log import PACKAGE
 from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.files import atomic_write_by_several
 from fluxtrain.state.run_state import RunState
@@ -62,14 +64,16 @@ def _history(output: Path, run: RunState, global_batch_size: int) -> list[Entry]
     return sorted(entries, key=lambda entry: entry[0])
 
 
-# Whether the packages of the sinks that a run uses are installed; none is imported.
+# Whether the packages of the logs and sinks that a run uses are installed; none is imported.
 
 
 def require_packages(config: RunConfig) -> None:
-    """Raise ConfigError if ``config`` is of a training that uses a sink whose package is not installed."""
+    """Raise ConfigError if ``config`` is of a training that uses a log or sink without its package."""
     logging = config.logging
     if config.task != "train":
         return
+    if is_benchmark(config):
+        _require("spec.run.preset", config.preset, PACKAGE, "'fluxtrain[mlperf]'")
     if logging.tensorboard:
         _require("spec.run.logging.tensorboard", "true", "tensorboard")
     if uses_wandb(config):
@@ -82,9 +86,10 @@ def uses_wandb(config: RunConfig) -> bool:
     return wandb is not None and wandb.mode != "disabled"
 
 
-def _require(path: str, given: object, package: str) -> None:
+def _require(path: str, given: object, package: str, requirement: str = "") -> None:
     if find_spec(package) is None:
-        text = f"needs the package {package}, which is not installed: pip install {package}"
+        step = f"pip install {requirement or package}"
+        text = f"needs the package {package}, which is not installed: {step}"
         raise ConfigError(path, given, text)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.paths import MICRO
-from tests.trainer import ranks
+from tests.trainer import in_process, ranks
 
 from fluxtrain.cli import main
 from fluxtrain.contract.process import ENV_CONFIG, RunPaths
@@ -16,6 +16,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_USAGE
 from fluxtrain.launch import rank
+from fluxtrain.mlperf import log
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report import sinks
 
@@ -23,21 +24,34 @@ from fluxtrain.report import sinks
 @pytest.fixture(autouse=True)
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
+    monkeypatch.setattr(log, "find_spec", lambda name: None)
 
 
 @pytest.mark.parametrize(
-    ("option", "package"),
-    [("--logging.tensorboard=true", "tensorboard"), ("--logging.wandb={project: p}", "wandb")],
+    ("option", "field", "requirement"),
+    [
+        ("--logging.tensorboard=true", "logging.tensorboard", "tensorboard"),
+        ("--logging.wandb={project: p}", "logging.wandb", "wandb"),
+        ("--preset=mlperf-schnell", "preset", "'fluxtrain[mlperf]'"),
+    ],
 )
 def test_a_missing_package_is_named_before_anything_starts(
-    option: str, package: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, field: str, requirement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run"
     assert main(["run", str(MICRO), "--output", str(output), option]) == EXIT_USAGE
     error = capsys.readouterr().err
-    assert f"spec.run.logging.{package}: got " in error
-    assert f"not installed: pip install {package}" in error
+    assert f"spec.run.{field}: got " in error
+    assert f"not installed: pip install {requirement}" in error
     assert not output.exists()
+
+
+def test_a_training_without_mlcommons_package_has_no_mlperf_log(tmp_path: Path) -> None:
+    config = resolve({"preset": "micro", "schedule": {"steps": 1}, "logging": {"metrics_port": 0}})
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    in_process.train(config, paths)
+    assert (tmp_path / "metrics.jsonl").exists()
+    assert not list(tmp_path.glob("mlperf*"))
 
 
 def test_a_pod_without_the_package_ends_with_the_code_of_a_wrong_file(
