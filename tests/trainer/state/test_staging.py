@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +63,29 @@ def test_copies_are_those_of_the_time_of_the_copy() -> None:
     assert {name: c.dtype for name, c in staging.copies.items()} == {
         name: t.dtype for name, t in state.items()
     }
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on the fourth GPU."""
+
+    is_cuda = True
+    device = torch.device("cuda", 3)
+
+
+def test_memory_is_pinned_in_a_thread_that_uses_the_ranks_own_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current, pinned = threading.local(), list[torch.device | None]()
+
+    def pin(memory: torch.Tensor) -> bool:
+        pinned.append(getattr(current, "device", None))
+        return False
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: setattr(current, "device", gpu))
+    monkeypatch.setattr(staging, "pin", pin)
+    staging_ = Staging({"a": torch.zeros(3).as_subclass(OnGpu)}, SlowDevice())
+    staging_._reserving.join()
+    assert pinned == [torch.device("cuda", 3)]
 
 
 def test_the_buffer_has_the_size_of_the_state_and_is_used_again() -> None:

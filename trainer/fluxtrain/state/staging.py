@@ -57,20 +57,23 @@ class Staging:
         Without ``reserve_now`` that begins with the first copy.
         """
         parts = [local_part(tensor) for tensor in state.values()]
-        on_gpu = any(part.is_cuda for part in parts)
+        gpu = next((part.device for part in parts if part.is_cuda), None)
         self._state = state
-        self._queue: CopyQueue = queue or (_Device() if on_gpu else _Host())
+        self._queue: CopyQueue = queue or (_Host() if gpu is None else _Device())
         ends = list(accumulate((_padded(part.nbytes) for part in parts), initial=0))
         self._buffer = torch.empty(ends[-1], dtype=torch.uint8)
         self.copies = _views(state, self._buffer, ends)
         """The copies of the last `copy`; whole after `wait`."""
-        self._reserving = threading.Thread(target=self._reserve, args=(on_gpu,), daemon=True)
+        self._reserving = threading.Thread(target=self._reserve, args=(gpu,), daemon=True)
         if reserve_now:
             self._reserving.start()
 
-    def _reserve(self, pinned: bool) -> None:
+    def _reserve(self, gpu: torch.device | None) -> None:
         self._buffer.zero_()  # every page is there from now on
-        if pinned and pin(self._buffer):
+        if gpu is None:
+            return
+        torch.cuda.set_device(gpu)  # of this thread, which else opens a context on the first GPU
+        if pin(self._buffer):
             weakref.finalize(self, unpin, self._buffer).atexit = False
 
     def copy(self, alive: Alive) -> None:
