@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from tests.trainer.commands import fluxtrain
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.runtime.devices import missing_gpus, require_gpus
+from fluxtrain.runtime import devices
+from fluxtrain.runtime.devices import GPUS, memory_of, missing_gpus, pin, require_gpus, unpin
 
 FILE = """apiVersion: fluxtrain.dev/v1alpha1
 kind: FluxTraining
@@ -128,3 +130,54 @@ def test_a_file_for_gpus_logs_that_it_runs_on_the_cpu(
     assert lines == [
         "fluxtrain: spec.gpusPerNode is 8, but torch sees no GPU here: this runs on the CPU"
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["AMD Instinct MI300X", "NVIDIA H200", "NVIDIA H100 NVL", "an unknown one"]
+)
+@pytest.mark.parametrize("num_bytes", [78 << 30, 206_141_652_992, 1 << 40])
+def test_memory_is_what_the_driver_says(
+    monkeypatch: pytest.MonkeyPatch, name: str, num_bytes: int
+) -> None:
+    found = SimpleNamespace(name=name, total_memory=num_bytes)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    assert memory_of(torch.device("cuda", 1)) == num_bytes
+    assert memory_of(torch.device("cpu")) is None
+
+
+def test_a_plan_takes_the_memory_that_drivers_report() -> None:
+    gib = {name: round(gpu.memory_bytes / 2**30) for name, gpu in GPUS.items()}
+    assert (gib["MI250X"], gib["MI300X"], gib["MI325X"], gib["MI355X"]) == (64, 192, 256, 288)
+
+
+class Runtime:
+    """A CUDA runtime: an error of a call stays until a launch finds it."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.left = error, 0
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:  # noqa: N802
+        self.left = self.error
+        return self.error
+
+    def cudaHostUnregister(self, pointer: int) -> int:  # noqa: N802
+        self.left = self.error
+        return self.error
+
+    def launch(self, *arguments: object, **options: object) -> None:
+        left, self.left = self.left, 0
+        if left:
+            raise RuntimeError(f"CUDA error {left}")
+
+
+@pytest.mark.parametrize(("error", "is_pinned"), [(0, True), (2, False), (712, False)])
+def test_no_later_launch_finds_the_error_of_memory_that_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, error: int, is_pinned: bool
+) -> None:
+    runtime, memory = Runtime(error), torch.zeros(8)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(devices.torch, "ones", runtime.launch)
+    assert pin(memory) is is_pinned
+    runtime.launch()
+    unpin(memory)
+    runtime.launch()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import SupportsInt
 
 import torch
 from torch import Tensor
 
 from fluxtrain.errors import ConfigError
 
-_TERA, _GIGA, _MEBI = 1e12, 10**9, 1 << 20
+_TERA, _MEBI = 1e12, 1 << 20
 _SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
 
 _FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
@@ -31,25 +33,23 @@ class Gpu:
     fp8_flops: float | None
     """Dense fp8 FLOP/s; None if it has no fp8."""
     memory_bytes: int
-    """What the driver reports if that is known, else the data sheet's GB as 10^9 bytes, a lower bound."""
+    """What the driver reports."""
 
 
 _ROWS: list[tuple[str, float, float | None, int]] = [
-    ("MI250X", 191.5, None, 64),  # one of its two dies, which torch and Kubernetes count as a GPU
-    ("MI300X", 1307.4, 2614.9, 192),
-    ("MI325X", 1307.4, 2614.9, 256),
-    ("MI355X", 2516.6, 5033.0, 288),
-    ("H100", 989.4, 1978.9, 80),
-    ("H200", 989.4, 1978.9, 141),
-    ("B200", 2250.0, 4500.0, 180),
-    ("GB200", 2500.0, 5000.0, 192),
-    ("GB300", 2500.0, 5000.0, 288),
+    ("MI250X", 191.5, None, 65_520),  # a die of two, which torch and Kubernetes count as a GPU
+    ("MI300X", 1307.4, 2614.9, 196_592),
+    ("MI325X", 1307.4, 2614.9, 262_128),
+    ("MI355X", 2516.6, 5033.0, 294_896),
+    ("H100", 989.4, 1978.9, 81_559),
+    ("H200", 989.4, 1978.9, 143_771),
+    ("B200", 2250.0, 4500.0, 183_359),
+    ("GB200", 2500.0, 5000.0, 189_471),
+    ("GB300", 2500.0, 5000.0, 274_658),  # the data sheet's 288e9 bytes, a lower bound
 ]
-"""Name, dense bfloat16 and fp8 in TFLOP/s, memory in GB."""
-_REPORTED = {"H200": 143_771 * _MEBI}
-"""Memory that the driver reports."""
+"""Name, dense bfloat16 and fp8 in TFLOP/s, memory in MiB as the driver reports it."""
 GPUS = {
-    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, _REPORTED.get(name, memory * _GIGA))
+    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, memory * _MEBI)
     for name, peak, fp8, memory in _ROWS
 }
 
@@ -97,12 +97,10 @@ def peak_flops(device_name: str) -> float | None:
 
 
 def memory_of(device: torch.device) -> int | None:
-    """Return the bytes of memory of the GPU ``device``, at most those in the table; None for a CPU."""
+    """Return the bytes of memory of the GPU ``device`` as its driver reports them; None for a CPU."""
     if device.type != "cuda":
         return None
-    properties = torch.cuda.get_device_properties(device)
-    peak, total = find_peak(properties.name, "bfloat16"), int(properties.total_memory)
-    return min(total, GPUS[peak.gpu].memory_bytes) if peak else total
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def num_visible() -> int:
@@ -225,11 +223,21 @@ def pin(memory: Tensor) -> bool:
     Copies to memory that is not pinned are slower, and the host waits for them.
     """
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    error = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)
-    return int(error) == 0
+    return _is_success(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE))
 
 
 def unpin(memory: Tensor) -> None:
     """Release what `pin` pinned, before the memory is freed."""
     cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    cudart.cudaHostUnregister(memory.data_ptr())
+    _is_success(cudart.cudaHostUnregister(memory.data_ptr()))
+
+
+def _is_success(error: SupportsInt) -> bool:
+    """Return whether a call of the CUDA runtime succeeded; no later call of this thread finds its error."""
+    if int(error) == 0:
+        return True
+    with suppress(
+        RuntimeError
+    ):  # a launch raises the error that an earlier call left, and clears it
+        torch.ones((), device="cuda")
+    return False
