@@ -16,9 +16,12 @@ from pathlib import Path
 
 from benchmarks.peers import PACKAGES
 
-OWN = ("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "prometheus-client")
+OWN = (
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "prometheus-client"),
+    *("mlperf-logging", "webdataset", "braceexpand"),  # of `fluxtrain run`
+)
 DIFFUSERS = ("diffusers",)
-_NOT_NEEDED = {"torchvision"}
+_NOT_NEEDED = {"torchvision", "simpletuner"}
 TORCHTITAN = {  # the packages of `benchmarks.peers` that each version does without
     "0.2.2": {"torch_checkpointing", "spmd_types"},
     "0.3.0": set[str](),
