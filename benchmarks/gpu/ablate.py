@@ -10,12 +10,10 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from benchmarks.gpu.processes import Request, ask
-from benchmarks.gpu.setting import Depth, machine
+from benchmarks.gpu.contenders import FP8
+from benchmarks.gpu.processes import Request, Task, ask
+from benchmarks.gpu.setting import machine
 from benchmarks.table import print_table, spread
-
-DEPTH: Depth = (4, 8)
-TOY_DEPTH: Depth = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -25,46 +23,55 @@ class Switch:
     overrides: dict[str, Any] = field(default_factory=dict)
     attention: str = "auto"
     batch_factor: float = 1.0
+    needs_fsdp: bool = False
+    """Changes nothing where FSDP2 does not divide the model."""
 
 
 BASE = "base"
-SWITCHES = {
-    "not compiled": Switch({"parallel.compile": False}),
-    "recompute all blocks": Switch({"parallel.activation_checkpointing": 1.0}),
-    "recompute half of the blocks": Switch({"parallel.activation_checkpointing": 0.5}),
-    "keep gathered weights": Switch({"parallel.reshard_after_forward": False}),
-    "reduce in bfloat16": Switch({"precision.reduce": "bfloat16"}),
-    "float32, not sharded": Switch({"precision.compute": "float32"}),
+SWITCHES = {  # those that may become a default first
+    "fp8 tensorwise": Switch(FP8),
     "attention: flash": Switch(attention="flash"),
     "attention: cudnn": Switch(attention="cudnn"),
-    "attention: efficient": Switch(attention="efficient"),
+    "not compiled": Switch({"parallel.compile": False}),
+    "fp8 rowwise": Switch({"precision.fp8": "rowwise"}),
+    "weights in bfloat16": Switch({"precision.weights": "bfloat16"}),
     "half the micro batch": Switch(batch_factor=0.5),
     "twice the micro batch": Switch(batch_factor=2),
+    "recompute all blocks": Switch({"parallel.activation_checkpointing": 1.0}),
+    "recompute half of the blocks": Switch({"parallel.activation_checkpointing": 0.5}),
+    "attention: efficient": Switch(attention="efficient"),
+    "float32": Switch({"precision.compute": "float32"}),
+    "keep gathered weights": Switch({"parallel.reshard_after_forward": False}, needs_fsdp=True),
+    "reduce in bfloat16": Switch({"precision.reduce": "bfloat16"}, needs_fsdp=True),
 }
-TOY_SWITCHES = ("not compiled", "recompute half of the blocks", "attention: flash")
+TOY_SWITCHES = ("fp8 tensorwise", "attention: flash", "half the micro batch")
 """Those of a tiny model, one of each kind: each takes the start of a process."""
+_CAP = 2.0
+"""A switch may take as many times the seconds of the base, with its start and compilation."""
 
 
-def measure(size: dict[str, Any], batch: int, seconds: float) -> dict[str, Any]:
-    """Return the result of every switch that fits into ``seconds``; the others are named as left out."""
-    end, results, left_out = monotonic() + seconds, dict[str, Any](), list[str]()
-    results[BASE] = _result(Switch(), size, batch, end)
-    took = seconds - (end - monotonic())
-    for name in TOY_SWITCHES if size["toy"] else SWITCHES:
-        switch = SWITCHES[name]
-        if monotonic() + 2 * took > end:  # the base follows
+def measure(task: Task, batch: int, switches: list[str]) -> dict[str, Any]:
+    """Return the result of each of ``switches`` that fits into the time; the others are named as left out."""
+    begin, results, left_out = monotonic(), dict[str, Any](), list[str]()
+    results[BASE] = _result(Switch(), task, batch, task.left / 3)
+    took = monotonic() - begin
+    for name in switches:
+        if 2 * took > task.left:  # the base follows
             left_out.append(name)
             continue
-        results[name] = _result(switch, size, batch, end)
-    results[f"{BASE} again"] = _result(Switch(), size, batch, end)
-    return {"machine": machine(), "size": size, "results": results, "left_out": left_out}
+        seconds = min(_CAP * took, task.left - took)
+        results[name] = _result(SWITCHES[name], task, batch, seconds)
+    results[f"{BASE} again"] = _result(Switch(), task, batch, task.left)
+    return {"machine": machine(), "size": task.size, "results": results, "left_out": left_out}
 
 
-def _result(switch: Switch, size: dict[str, Any], batch: int, end: float) -> dict[str, Any]:
-    depth, counts = (TOY_DEPTH, (2, 2)) if size["toy"] else (DEPTH, (10, 10))
-    size = size | {"batch": max(1, round(batch * switch.batch_factor))}
-    request = Request("fluxtrain", (depth,), size, *counts, switch.overrides, switch.attention)
-    return ask(request, max(1.0, end - monotonic()))[0]
+def _result(switch: Switch, task: Task, batch: int, seconds: float) -> dict[str, Any]:
+    counts = (2, 2) if task.size["toy"] else (10, 10)
+    size = task.size | {"batch": max(1, round(batch * switch.batch_factor))}
+    request = Request(
+        "fluxtrain", task.depths[:1], size, *counts, switch.overrides, switch.attention
+    )
+    return ask(request, seconds, task.errors)[0]
 
 
 def report(result: dict[str, Any]) -> None:

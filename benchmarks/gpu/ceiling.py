@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fluxtrain.model.flops import linears
-from fluxtrain.model.fp8 import dialect_of
+from fluxtrain.model.fp8 import Rounded, dialect_of, product
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallel.compile import BACKENDS, attention_backend
 
@@ -63,20 +63,20 @@ def measure(setting: Setting, toy: bool) -> dict[str, Any]:
     counts = products(setting)
     rows = [
         {
-            "m": product.m,
-            "k": product.k,
-            "n": product.n,
-            "gradient": product.gradient,
+            "m": shape.m,
+            "k": shape.k,
+            "n": shape.n,
+            "gradient": shape.gradient,
             "count": count,
-            "flops": product.flops,
-            "bf16_seconds": seconds_of(_bf16(product)),
-            "fp8_seconds": _fp8_seconds(product),
+            "flops": shape.flops,
+            "bf16_seconds": seconds_of(_bf16(shape)),
+            "fp8_seconds": _fp8_seconds(shape),
         }
-        for product, count in counts.items()
+        for shape, count in counts.items()
     ]
-    attention = {name: seconds for name, seconds in _attention_seconds(setting)}
+    attention = {name: seconds for name, seconds in attention_seconds(setting)}
     copy_bytes = _COPY_BYTES if not toy else 1 << 20
-    bandwidth = 2 * copy_bytes / seconds_of(_copy(copy_bytes))
+    bandwidth = 2 * copy_bytes / seconds_of(copy(copy_bytes))
     return {
         "machine": machine(),
         "setting": {"batch": setting.batch, "latent": setting.latent, "text": setting.text},
@@ -107,29 +107,31 @@ def _bounds(
     }
 
 
-def _bf16(product: Product) -> Any:
-    a = torch.randn(product.m, product.k, device=device(), dtype=torch.bfloat16)
-    b = torch.randn(product.k, product.n, device=device(), dtype=torch.bfloat16)
+def _bf16(shape: Product) -> Any:
+    a = torch.randn(shape.m, shape.k, device=device(), dtype=torch.bfloat16)
+    b = torch.randn(shape.k, shape.n, device=device(), dtype=torch.bfloat16)
     return lambda: a @ b
 
 
-def _fp8_seconds(product: Product) -> float | None:
+def _fp8_seconds(shape: Product) -> float | None:
     """Return the seconds in fp8 with one scale per tensor; None if this device or shape has no kernel."""
     with suppress(RuntimeError, NotImplementedError, AttributeError, ValueError):
-        return seconds_of(_fp8(product))
+        return seconds_of(_fp8(shape))
     return None
 
 
-def _fp8(product: Product) -> Any:
+def _fp8(shape: Product) -> Any:
+    """Return the product as the trainer computes it: only a forward pass adds with less precision."""
     forward, backward = dialect_of(device())
-    first = backward if product.gradient else forward
-    a = torch.randn(product.m, product.k, device=device()).to(first)
-    b = torch.randn(product.n, product.k, device=device()).to(forward).t()  # column-major
+    first = backward if shape.gradient else forward
     one = torch.ones((), device=device())
-    return lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)
+    a = Rounded(torch.randn(shape.m, shape.k, device=device()).to(first), one)
+    # column-major, as the kernel takes it
+    b = Rounded(torch.randn(shape.n, shape.k, device=device()).to(forward).t(), one)
+    return lambda: product(a, b, torch.bfloat16, fast=not shape.gradient)
 
 
-def _attention_seconds(setting: Setting) -> Iterator[tuple[str, float]]:
+def attention_seconds(setting: Setting) -> Iterator[tuple[str, float]]:
     """Yield the seconds of one block's attention, forward and backward, for each backend that works."""
     heads, tokens = setting.model.num_heads, setting.image_tokens + setting.text
     shape = (setting.batch, heads, tokens, setting.model.hidden_size // heads)
@@ -146,7 +148,8 @@ def _attention_seconds(setting: Setting) -> Iterator[tuple[str, float]]:
             yield name, seconds_of(attend)
 
 
-def _copy(size: int) -> Any:
+def copy(size: int) -> Any:
+    """Return a copy of ``size`` bytes on the device."""
     source = torch.randn(size // 4, device=device())
     target = torch.empty_like(source)
     return lambda: target.copy_(source)

@@ -5,6 +5,7 @@ On a CPU, operators stand for kernels, by their own time.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -12,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu.processes import Request, ask
-from benchmarks.gpu.setting import Depth, machine
+from benchmarks.gpu.processes import Request, Task, ask
+from benchmarks.gpu.setting import machine
 from benchmarks.gpu.timing import wait
 from benchmarks.table import print_table
 from torch.profiler import ProfilerActivity
 
-DEPTH: Depth = (8, 16)
-TOY_DEPTH: Depth = (1, 1)
 NUM_STEPS = 3
-TRACE, SUMMARY = "trace.json", "kernels.json"
+TRACE, SUMMARY = "trace.json.gz", "kernels.json"
+_MAX_TRACE = 15 << 20
+"""Bytes of a trace; of a larger one only what the device did is kept."""
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CATEGORIES = {  # the first that a name contains decides
     "collective": ("nccl", "rccl", "all_gather", "reduce_scatter", "all_reduce"),
     "attention": ("flash", "fmha", "attention", "cudnn_generated", "sdpa", "aiter"),
@@ -34,27 +36,35 @@ OTHER = "element-wise and norms"
 
 
 def record(step: Callable[[], object], folder: str) -> None:
-    """Profile a few steps; write the kernels to ``folder``, and the trace on a GPU."""
+    """Profile a few steps; write the trace and the kernels to ``folder``."""
     target, has_gpu = Path(folder), torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_gpu else [])]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(NUM_STEPS):
             step()
         wait()
-    if has_gpu:
-        profiler.export_chrome_trace(str(target / TRACE))
-        kernels = _gpu_kernels(json.loads((target / TRACE).read_text())["traceEvents"])
-    else:
-        kernels = _cpu_operators(profiler.key_averages())
+    profiler.export_chrome_trace(str(target / TRACE))
+    events = limit_trace(target / TRACE, _MAX_TRACE)
+    kernels = _gpu_kernels(events) if has_gpu else _cpu_operators(profiler.key_averages())
     (target / SUMMARY).write_text(json.dumps(kernels))
 
 
+def limit_trace(path: Path, most: int) -> list[dict[str, Any]]:
+    """Return the events of the trace ``path``; drop the host's from a file of over ``most`` bytes."""
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events: list[dict[str, Any]] = trace["traceEvents"]
+    if path.stat().st_size > most:
+        trace["traceEvents"] = [event for event in events if event.get("cat") in _ON_DEVICE]
+        path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+        print(f"{path} has only what the device did: all of it were over {most >> 20} MiB")
+    return events
+
+
 def _gpu_kernels(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    kinds = ("kernel", "gpu_memcpy", "gpu_memset")
     return [
         {"name": event["name"], "begin": event["ts"] / 1e6, "seconds": event["dur"] / 1e6}
         for event in events
-        if event.get("cat") in kinds
+        if event.get("cat") in _ON_DEVICE
     ]
 
 
@@ -107,11 +117,12 @@ def _covered(intervals: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def measure(size: dict[str, Any], folder: Path, seconds: float) -> dict[str, Any]:
-    """Return the profile of ours; the share of the ceiling too if that was measured into ``folder``."""
-    depth, counts = (TOY_DEPTH, (2, 1)) if size["toy"] else (DEPTH, (10, 5))
+def measure(task: Task) -> dict[str, Any]:
+    """Return the profile of ours; the share of the ceiling too if the output folder has that."""
+    size, folder = task.size, task.output.resolve()
+    depth, counts = task.depths[0], (2, 1) if size["toy"] else (10, 5)
     request = Request("fluxtrain", (depth,), size, *counts, profile=str(folder))
-    result = ask(request, seconds)[0]
+    result = ask(request, task.left, task.errors)[0]
     if "error" in result:
         return {"machine": machine(), "size": size, **result}
     summary = summarise(json.loads((folder / SUMMARY).read_text()))

@@ -11,47 +11,45 @@ from statistics import median
 from time import monotonic
 from typing import Any
 
-from benchmarks.gpu.contenders import CONTENDERS, EQUAL
-from benchmarks.gpu.processes import Request, ask
+from benchmarks.gpu.contenders import CONTENDERS, EQUAL, FP8
+from benchmarks.gpu.processes import Request, Task, ask
 from benchmarks.gpu.setting import Depth, Setting, machine
 from benchmarks.table import print_table, spread
 
-DEPTHS: tuple[Depth, ...] = ((8, 16), (4, 16), (8, 8))
-"""The first is compared; all three are fitted, so both kinds of block are told apart."""
-TOY_DEPTHS: tuple[Depth, ...] = ((2, 2), (1, 2), (2, 1))
 FULL: Depth = (19, 38)
-LOSS_TOLERANCE = 0.02
-"""Relative difference of losses that rounding to bfloat16 in another order explains, after some steps."""
+LOSS_TOLERANCE, FP8_LOSS_TOLERANCE = 0.02, 0.04
+"""Relative differences of losses that rounding to bfloat16 or fp8 explains, after some steps."""
 
 
-def measure(
-    setting: Setting, size: dict[str, Any], contenders: list[str], seconds: float
-) -> dict[str, Any]:
-    """Return all rounds that fit into ``seconds``; at least one."""
-    end, rounds = monotonic() + seconds, list[dict[str, Any]]()
-    longest = 0.0
-    while not rounds or (monotonic() + longest < end and len(rounds) < 5):
+def measure(task: Task, setting: Setting, contenders: list[str]) -> dict[str, Any]:
+    """Return all rounds that fit into the time; at least one, and one only of a toy.
+
+    A contender has its share of the time that is left. One that measured nothing is not asked again.
+    """
+    rounds, longest, asked = list[dict[str, Any]](), 0.0, contenders
+    while not rounds or (asked and longest < task.left and len(rounds) < _most_rounds(task)):
         begin, results = monotonic(), dict[str, Any]()
-        order = contenders if len(rounds) % 2 == 0 else contenders[::-1]
-        for position, name in enumerate(order):
-            left = max(end - monotonic(), 1.0)
-            share = left / (len(order) - position) if rounds else left
-            results[name] = ask(_request(name, size), share)
+        for position, name in enumerate(asked):
+            share = task.left / (len(asked) - position)
+            results[name] = ask(_request(name, task), share, task.errors)
         rounds.append(results)
         longest = max(longest, monotonic() - begin)
+        asked = [name for name in asked[::-1] if any("error" not in r for r in results[name])]
     summary = {name: _summary(setting, rounds, name) for name in contenders}
-    facts = machine()
-    return {"machine": facts, "size": size, "rounds": rounds, "summary": summary}
+    return {"machine": machine(), "size": task.size, "rounds": rounds, "summary": summary}
 
 
-def _request(name: str, size: dict[str, Any]) -> Request:
-    depths = TOY_DEPTHS if size["toy"] else DEPTHS
-    return Request(name, depths, size, *((2, 2) if size["toy"] else (10, 10)))
+def _most_rounds(task: Task) -> int:
+    return 1 if task.size["toy"] else 5
+
+
+def _request(name: str, task: Task) -> Request:
+    return Request(name, task.depths, task.size, *((2, 2) if task.size["toy"] else (10, 10)))
 
 
 def _summary(setting: Setting, rounds: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Return the medians over all rounds, and the fit."""
-    results = [result for round_ in rounds for result in round_[name]]
+    results = [result for round_ in rounds for result in round_.get(name, [])]
     errors = [result["error"] for result in results if "error" in result]
     good = [result for result in results if "error" not in result]
     if not good:
@@ -155,7 +153,13 @@ def _check_losses(result: dict[str, Any]) -> None:
     bad = [name for name, loss in losses.items() if not math.isfinite(loss)]
     if bad:
         print(f"  the losses of {', '.join(bad)} are not finite: their times mean nothing")
-    elif losses:
-        worst = max(losses.values()) / min(losses.values()) - 1
-        verdict = "as rounding explains" if worst <= LOSS_TOLERANCE else "MORE THAN ROUNDING"
-        print(f"  the last losses differ by {worst:.1e}: {verdict}")
+        return
+    wide = [loss for name, loss in losses.items() if CONTENDERS[name].overrides != FP8]
+    compared = [("", wide, LOSS_TOLERANCE)]
+    if len(wide) < len(losses):
+        compared += [(", with those of fp8", list(losses.values()), FP8_LOSS_TOLERANCE)]
+    for which, each, tolerance in compared:
+        if each:
+            worst = max(each) / min(each) - 1
+            verdict = "as rounding explains" if worst <= tolerance else "MORE THAN ROUNDING"
+            print(f"  the last losses{which} differ by {worst:.1e}: {verdict}")

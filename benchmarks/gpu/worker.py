@@ -20,7 +20,7 @@ from benchmarks.gpu.setting import gpu_state, make_setting
 from benchmarks.gpu.timing import wait
 
 from fluxtrain.parallel.compile import attention_backend
-from fluxtrain.parallel.distributed import World, process_group
+from fluxtrain.parallel.distributed import World, end_with_parent, process_group
 
 
 def measure(request: dict[str, Any], depth: tuple[int, int], world: World) -> dict[str, Any]:
@@ -89,6 +89,7 @@ def main() -> None:
     """Measure at each depth of the request; print one line for each."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stdout is for the results only
+    end_with_parent()
     request = json.loads(sys.argv[1])
     if request["toy"]:  # the kit is tried, and compiling takes longer than all the rest
         torch.compiler.set_stance("force_eager")
