@@ -224,6 +224,7 @@ DATA = [
     Bad("spec.run.data.num_workers", 1000, "less than or equal to 256"),
     Bad("spec.run.data.prefetch", 0, "greater than or equal to 1"),
     Bad("spec.run.data.max_bad_fraction", 2, "less than or equal to 1"),
+    Bad("spec.run.data.max_skipped", 2, "less than or equal to 1"),
     Bad("spec.run.data.verify_checksums", "yes", "must be of type boolean"),
     Bad("spec.run.data.synthetic.classes", 0, "greater than or equal to 1"),
     Bad("spec.run.data", {"image_size": 256, "latent_size": 16},
@@ -680,6 +681,11 @@ BAD_SPECS = [
 
 ONLY_HERE: list[tuple[str, Any, str]] = [
     ("spec.gpusPerNode", None, "the API server takes null for a field that is left out"),
+    (
+        "spec.run.data.caption_encoding",
+        "klingon",
+        "Python knows its codecs, the API server does not",
+    ),
     ("spec.run.optim", None, "the same"),
     (
         "spec.run.model.num_heads",

@@ -118,7 +118,7 @@ CONFIG = {
     "changes",
     [
         {"data": {"repeats": 2}},
-        {"data": {"masks": "masks"}},
+        {"data": {"masks": "masks", "max_skipped": 0.3}},
         {"data": {"variants": VARIANTS}},
         {"data": {"buckets": {"step": 16, "min_side": 16}}, "schedule": {"steps": 1, "epochs": 3}},
         {"data": {"images": "set.json"}},

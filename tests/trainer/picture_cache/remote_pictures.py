@@ -35,7 +35,11 @@ def run_of(paths: RunPaths, url: str, **data: Any) -> RunConfig:
     """Return a run on the pictures at ``url``, with an evaluation if some are held out."""
     folder = str(paths.output.parent / "node")
     changes: dict[str, Any] = {
-        "data": {"images": url, "download": {"folder": folder, "connections": 2}},
+        "data": {
+            "images": url,
+            "download": {"folder": folder, "connections": 2},
+            "max_skipped": 0.2,
+        },
         "evaluation": {"at_end": "validation_split" in data},
     }
     return config(**merge(changes, {"data": data}))

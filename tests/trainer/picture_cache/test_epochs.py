@@ -60,6 +60,7 @@ def test_a_run_goes_on_with_the_pictures_that_it_began_with(paths: RunPaths) -> 
     told = train(paths, size=2)
     changed = "pictures: 1 added, 1 removed, 1 with another caption since the run began"
     assert changed in told
+    assert "pictures: 1 of those that were skipped are mended since the run began" in told
     assert "3 epochs of 15 samples are 12 steps" in told
     assert max(losses(paths.output)) == STEPS
     ledgers = [path.read_text().splitlines() for path in paths.output.glob("ledger/rank_*.jsonl")]

@@ -151,7 +151,7 @@ def test_pictures_without_a_mask_are_skipped_and_listed(paths: RunPaths, tmp_pat
     for name in ("000", "002"):
         (folder / f"{name}.png").write_bytes((paths.data / f"masks/{name}.png").read_bytes())
     Image.new("L", (10, 10)).save(folder / "002.png")
-    run = config(data={"masks": "few"})
+    run = config(data={"masks": "few", "max_skipped": 1.0})
     (tmp_path / "out").mkdir()
     output = RunPaths(tmp_path / "out", paths.data, paths.models)
     dataset = cache(run, output, World.alone()).open(run, output.output).train
@@ -202,7 +202,8 @@ def test_masks_at_a_url_and_in_shards_are_those_of_the_folder(
         output = RunPaths(tmp_path / str(number) / "out", paths.data, paths.models)
         output.output.mkdir(parents=True)
         download = {"folder": str(tmp_path / f"node{number}"), "stream": streams}
-        run = config(data={"images": images, "masks": masks, "download": download})
+        data = {"images": images, "masks": masks, "download": download, "max_skipped": 0.6}
+        run = config(data=data)
         check_pictures(run, output)
         dataset = cache(run, output, World.alone()).open(run, output.output).train
         assert len(dataset) == COUNT

@@ -218,6 +218,7 @@ def test_repeats_prefix_and_class_tokens_make_the_samples(paths: RunPaths) -> No
         "without_caption": ["001.jpg"],
         "held_out": [],
         "skipped": {},
+        "left_out": {},
     }
 
 

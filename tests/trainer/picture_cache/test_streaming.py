@@ -299,7 +299,7 @@ def test_a_server_that_fails_for_good_and_a_full_disk_end_the_run_in_a_line(
     with pytest.raises(DownloadError, match=r"s-1\.tar: .*the same command resumes"):
         outcome(run, paths)
 
-    def full(path: Path, folder: Path, check: object) -> None:
+    def full(path: Path, folder: Path, check: object, encoding: str) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("fluxtrain.picture_cache.fetching.unpack", full)

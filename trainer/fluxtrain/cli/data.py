@@ -37,6 +37,7 @@ from fluxtrain.errors import (
     ConfigError,
     FluxtrainError,
     StorageError,
+    one_line,
     redacted,
 )
 from fluxtrain.runtime.progress import binary
@@ -62,8 +63,10 @@ def add_data(commands: Commands) -> None:
     )
     add_field_help(check)
     check.epilog = (
-        "exit code: 0 a run would train on them; 1 it would fail, or with --strict leave some out; "
-        "2 the command or FILE is wrong. Every field of spec.run can be set, such as --data.masks=alpha"
+        "exit code: 0 a run would train on them; 1 it would fail, as with more than --data.max_skipped "
+        "left out, or with --strict leave some out; "
+        "2 the command or FILE is wrong. "
+        "Every field of spec.run can be set, such as --data.masks=alpha"
     )
     text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
     check.add_argument("source", nargs="?", metavar="SOURCE", help=text)
@@ -73,8 +76,8 @@ def add_data(commands: Commands) -> None:
     check.add_argument("--data", type=path, help=text)
     text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
     check.add_argument("--image-size", type=whole_number, help=text)
-    text = f"PNG to write (default: {FILE}); only a contact sheet is replaced"
-    check.add_argument("--contact-sheet", type=path, default=Path(FILE), help=text)
+    text = f"PNG to write (default: {FILE}, if it can be); only a contact sheet is replaced"
+    check.add_argument("--contact-sheet", type=path, help=text)
     check.add_argument("--all", action="store_true", help="name all files, not only the first ones")
     check.add_argument("--strict", action="store_true", help="exit with 1 if a file is left out")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -84,27 +87,36 @@ def add_data(commands: Commands) -> None:
 def check_data(arguments: argparse.Namespace) -> int:
     """Print what is used, changed and left out; return 0 if a run would train on the pictures."""
     _require_one(arguments)
+    is_default = arguments.contact_sheet is None
+    arguments.contact_sheet = arguments.contact_sheet or Path(FILE)
     _require_replaceable(arguments.contact_sheet)
     config: RunConfig | None = None
     try:
         config = _config(arguments)
         found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
         _print_notes(config, _root(arguments))
-        _require_some(found)
+        refusal = found.refusal(config)
+        if refusal and not found.inspection.used:
+            raise refusal
     except FluxtrainError as error:
         if arguments.json:
             print(json.dumps({"error": str(error)}, indent=2))
         print(f"fluxtrain: error: {error}", file=sys.stderr)
         return EXIT_USAGE if config is None else EXIT_ERROR
 
-    sheet = _draw(arguments.contact_sheet, found)
+    sheet = _draw(arguments.contact_sheet, found, is_default)
     if arguments.json:
-        values = as_json(config, found, arguments.contact_sheet) | {"not_drawn": sheet.lacking}
-        print(json.dumps(values, indent=2))
+        values = as_json(config, found, arguments.contact_sheet)
+        values |= {"not_drawn": sheet.lacking} if sheet else {"contact_sheet": None}
+        print(json.dumps(values | {"error": refusal and str(refusal)}, indent=2))
     else:
-        last = _sheet_lines(arguments.contact_sheet, sheet, len(found.inspection.looks))
+        looks = found.inspection.looks
+        last = _sheet_lines(arguments.contact_sheet, sheet, len(looks)) if sheet else ()
         print("\n".join([*as_text(config, found, names_all=arguments.all), *last]))
-    return EXIT_ERROR if arguments.strict and found.inspection.skipped else EXIT_OK
+    if refusal:
+        print(f"fluxtrain: error: {refusal}", file=sys.stderr)
+    is_left_out = arguments.strict and found.inspection.skipped
+    return EXIT_ERROR if refusal or is_left_out else EXIT_OK
 
 
 def _require_one(arguments: argparse.Namespace) -> None:
@@ -200,28 +212,24 @@ def _check(config: RunConfig, root: Path, is_shown: bool) -> PictureCheck:
     with TemporaryDirectory() as output:
         paths = RunPaths(Path(output), root, root)
         with (
-            run_pictures(config, paths, is_shown) as (pictures, left_out),
+            run_pictures(config, paths, is_shown) as (pictures, skipped, left_out),
             tqdm(total=len(pictures), unit="picture", disable=not is_shown) as bar,
         ):
-            return check_run(config, pictures, left_out, bar.update)
+            return check_run(config, pictures, skipped, left_out, bar.update)
 
 
-def _require_some(found: PictureCheck) -> None:
-    from fluxtrain.picture_cache.work import nothing_left
-
-    if not found.inspection.used:
-        raise nothing_left(found.inspection.skipped)
-
-
-def _draw(file: Path, found: PictureCheck) -> ContactSheet:
-    """Write the contact sheet."""
+def _draw(file: Path, found: PictureCheck, is_default: bool) -> ContactSheet | None:
+    """Write the contact sheet; None if it cannot be written to where nobody asked for it."""
     from fluxtrain.data.pictures.inspection import save_contact_sheet
 
     try:
         return save_contact_sheet(file, found.inspection)
     except OSError as error:
         text = f"--contact-sheet {file}: cannot be written ({error.strerror})"
-        raise StorageError(text) from None
+        if not is_default:
+            raise StorageError(text) from None
+        print(f"fluxtrain: {text}; name another file to see the pictures", file=sys.stderr)
+        return None
 
 
 def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str]:
@@ -272,14 +280,13 @@ def pack_data(arguments: argparse.Namespace) -> int:
     with TemporaryDirectory() as output:
         paths = RunPaths(Path(output), arguments.data, arguments.data)
         with (
-            run_pictures(config, paths, shown) as (pictures, left_out),
+            run_pictures(config, paths, shown) as (pictures, skipped, left_out),
             tqdm(total=len(pictures), unit="picture", disable=not shown) as bar,
         ):
             require_packable(pictures, arguments.source)
             packed = pack(pictures, arguments.output, arguments.shard_size, bar.update)
-    left_out |= packed.left_out
-    for name, reason in left_out.items():
-        print(f"left out {name}: {reason}", file=sys.stderr)
+    for name, reason in (skipped | packed.left_out | left_out).items():
+        print(one_line(f"left out {name}: {reason}"), file=sys.stderr)
     print(f"{arguments.output}: {packed.pictures} pictures in {packed.shards} shards")
     if repeats := {picture.repeats for picture in pictures} - {1}:
         print(f"each is used {max(repeats)} times in an epoch: set spec.run.data.repeats")
@@ -337,6 +344,7 @@ def as_json(config: RunConfig, check: PictureCheck, sheet: Path) -> dict[str, An
         "much_cropped": [_brief(look) | {"seen": look.seen} for look in found.much_cropped],
         "equal": [[look.name for look in group] for group in found.equal],
         "skipped": found.skipped,
+        "left_out": dict(found.left_out),
         "contact_sheet": str(sheet),
     }
 
@@ -421,17 +429,22 @@ def _files(found: Inspection, most: int) -> Iterator[str]:
     yield from _named("equal to the byte", lines, most, unit="group")
     lines = (f"{name}: {reason}" for name, reason in found.skipped.items())
     yield from _named("that cannot be used", lines, most, unit="file")
+    lines = (f"{name}: {reason}" for name, reason in found.left_out.items())
+    title = "left out: thumbnails, hidden files and the like"
+    yield from _named(title, lines, most, unit="entry", plural="entries")
 
 
 def _text(look: Look) -> str:
     return f"{look.name}: {look.width} x {look.height}"
 
 
-def _named(title: str, lines: Iterable[str], most: int, unit: str = "picture") -> Iterator[str]:
+def _named(
+    title: str, lines: Iterable[str], most: int, unit: str = "picture", plural: str = ""
+) -> Iterator[str]:
     listed = list(lines)
     if not listed:
         return
-    yield f"{_counted(len(listed), unit)} {title}:"
+    yield f"{_counted(len(listed), unit, plural)} {title}:"
     yield from (f"  {line}" for line in listed[:most])
     if len(listed) > most:
         yield f"  … and {len(listed) - most} more (--all names them)"

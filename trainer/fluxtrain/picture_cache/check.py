@@ -19,11 +19,14 @@ from fluxtrain.data.pictures.picture import variant_captions
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
     held_out,
+    left_out_files,
     list_subsets,
     skipped_files,
     training_pictures,
 )
+from fluxtrain.errors import DataError
 from fluxtrain.picture_cache.fetching import local_pictures
+from fluxtrain.picture_cache.work import refused
 
 _BYTES = {"bfloat16": 2, "float32": 4}
 Advance = Callable[[], object]
@@ -47,30 +50,40 @@ class PictureCheck:
     held_out: int = 0
     """Pictures of the evaluation."""
 
+    def refusal(self, config: RunConfig) -> DataError | None:
+        """Return the error that the run would end with before it begins; None if it begins."""
+        used = (look.picture for look in self.inspection.used)
+        return refused(config.data, used, self.inspection.skipped)
+
 
 @contextmanager
 def run_pictures(
     config: RunConfig, paths: RunPaths, is_shown: bool = False
-) -> Iterator[tuple[list[TrainingPicture], dict[str, str]]]:
-    """Yield the run's pictures, fetched to this node, and the files that are left out, with the reason.
+) -> Iterator[tuple[list[TrainingPicture], dict[str, str], dict[str, str]]]:
+    """Yield the run's pictures, fetched to this node, and what is skipped and left out, with the reason.
 
     Raises what a run raises before it begins.
     """
     with local_pictures(config.data, paths, lambda: None, is_shown) as places:
         listed = list_subsets(config.data, paths.data, places)
-        yield training_pictures(listed), skipped_files(listed)
+        yield training_pictures(listed), skipped_files(listed), left_out_files(listed)
 
 
 def check_run(
     config: RunConfig,
     pictures: list[TrainingPicture],
+    skipped: dict[str, str],
     left_out: dict[str, str],
     advance: Advance = lambda: None,
     decodes: bool = True,
 ) -> PictureCheck:
-    """Return what the run of ``config`` makes of ``pictures``, all of which it ``decodes``, or only reads."""
+    """Return what the run of ``config`` makes of ``pictures``, all of which it ``decodes``, or only reads.
+
+    Files that are ``skipped`` or ``left_out`` are not looked at.
+    """
     threads = len(os.sched_getaffinity(0))
-    found = inspect(pictures, left_out, config.data, config.drawn_seed, threads, advance, decodes)
+    seed = config.drawn_seed
+    found = inspect(pictures, skipped, config.data, seed, threads, advance, decodes, left_out)
     hashes = [look.sha256 for look in found.used if not look.picture.is_reg]
     chosen = held_out(hashes, config.data.validation_split, config.drawn_seed)
     samples = found.samples(chosen)

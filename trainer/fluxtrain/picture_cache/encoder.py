@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fluxtrain.data.pictures.dataset import Latents, PictureCache, Record, write
 from fluxtrain.data.pictures.picture import decode, fit, mask_of
 from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, read_picture, reason_of
 from fluxtrain.encode.codec import Codec, load_codec
-from fluxtrain.errors import ConfigError, StorageError, one_line
+from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.work import wanted_latents
 
@@ -56,7 +55,7 @@ class PictureEncoder:
         self,
         pictures: Sequence[TrainingPicture],
         check: Callable[[], object],
-        report: Callable[[Record], object],
+        report: Callable[[Record], object] = lambda record: None,
         folder: Path | None = None,
     ) -> None:
         """Encode ``pictures``, which threads read ahead; call ``check`` before each, ``report`` after it.
@@ -116,12 +115,6 @@ class PictureEncoder:
         width, height, sha256, mask_sha256 = seen
         record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
         return _Decoded(picture, record, crops, masks)
-
-
-def tell_fault(record: Record) -> None:
-    """Print why a picture is skipped, if it is."""
-    if record.fault:
-        print(one_line(f"skipped {record.name}: {record.fault}"), file=sys.stderr, flush=True)
 
 
 def encoders_dtype(config: RunConfig) -> torch.dtype:

@@ -24,9 +24,9 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from fluxtrain.contract.process import RunPaths
-from fluxtrain.contract.run.data import DataConfig, TableConfig
+from fluxtrain.contract.run.data import UTF_8, DataConfig, TableConfig
 from fluxtrain.data.pictures.dataset import FILE
-from fluxtrain.data.pictures.folder import EXTENSIONS, METADATA, SUFFIXES, Listing
+from fluxtrain.data.pictures.folder import EXTENSIONS, METADATA, SUFFIXES, Listing, is_hidden
 from fluxtrain.data.pictures.subset import Places, remote_sources, streamed_urls, subsets
 from fluxtrain.data.pictures.tables import SHARD, TABLE, files_of_split, unpack, write_out
 from fluxtrain.errors import ConfigError, DataError
@@ -194,9 +194,12 @@ def node_cache(data: DataConfig, data_root: Path) -> NodeCache:
 
 def entry_key(source: Source, data: DataConfig) -> str:
     """Return the key of ``source`` in the folder of the node."""
-    if kind_of(source.files) != "tables":
+    kind, encoding = kind_of(source.files), data.caption_encoding
+    columns = f" {data.table}" if kind == "tables" else ""
+    codec = f" {encoding}" if kind != "pictures" and encoding != UTF_8 else ""
+    if not columns + codec:
         return source.key
-    text = f"{source.key} {data.table}"  # which columns are read
+    text = f"{source.key}{columns}{codec}"
     return hashlib.sha256(text.encode()).hexdigest()[: len(source.key)]
 
 
@@ -219,11 +222,11 @@ def download_folder(data: DataConfig, data_root: Path) -> Path:
 
 
 def is_wanted(name: str) -> bool:
-    """Return whether a file of a source belongs to pictures; names that begin with a dot do not."""
+    """Return whether a file of a source belongs to pictures; hidden ones and those of a NAS do not."""
     *_, last = parts = name.split("/")
     suffix = Path(last).suffix.lower()
     known = suffix in (*SUFFIXES, *EXTENSIONS, SHARD, TABLE) or last in METADATA
-    return known and not any(part.startswith(".") for part in parts)
+    return known and not any(map(is_hidden, parts))
 
 
 def kind_of(files: Sequence[RemoteFile]) -> str:
@@ -301,7 +304,7 @@ def fill_folder(
         if is_unpacked:
             place = pictures / _folder_of(file.name)
             with unpacking:
-                _unpack(source, target / file.name, place, data.table, check)
+                _unpack(source, target / file.name, place, data, check)
 
     if source.local_folder is None:
         patience, missing = patience_of(data.download, check), replace(source, files=wanted)
@@ -311,12 +314,12 @@ def fill_folder(
         use(file, check)
 
 
-def _unpack(source: Source, path: Path, folder: Path, table: TableConfig, check: Check) -> None:
+def _unpack(source: Source, path: Path, folder: Path, data: DataConfig, check: Check) -> None:
     try:
         if path.suffix.lower() == SHARD:
-            unpack(path, folder, check)
+            unpack(path, folder, check, data.caption_encoding)
         else:
-            write_out(path, folder, table, check)
+            write_out(path, folder, data.table, check, data.caption_encoding)
     except DataError as error:
         text = str(error).replace(f"{path.parent}/", "")
         raise ConfigError(source.field, source.url, text) from None
@@ -331,7 +334,9 @@ def _folder_of(name: str) -> str:
 
 def _configuration(data: DataConfig, paths: RunPaths) -> str:
     """Return a hash of the folders with their settings, and of which parts of tables are read."""
-    return hashlib.sha256(repr((subsets(data, paths.data), data.table)).encode()).hexdigest()
+    read = (subsets(data, paths.data), data.table)
+    codec = "" if data.caption_encoding == UTF_8 else data.caption_encoding
+    return hashlib.sha256(f"{read!r}{codec}".encode()).hexdigest()
 
 
 def _pin(source: Source) -> dict[str, object]:

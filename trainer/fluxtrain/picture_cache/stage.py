@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.pictures.dataset import Record, read_training_set, write_encodings
+from fluxtrain.data.pictures.dataset import read_training_set, write_encodings
 from fluxtrain.data.pictures.subset import Places, TrainingPicture, list_subsets, remote_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import load_text_encoder
@@ -20,7 +20,6 @@ from fluxtrain.picture_cache.encoder import (
     encoders_dtype,
     free_memory,
     require_equal,
-    tell_fault,
 )
 from fluxtrain.picture_cache.fetching import (
     Fetched,
@@ -102,7 +101,7 @@ class _Stage:
     def encode_pictures(self, pictures: Sequence[TrainingPicture]) -> None:
         """Encode ``pictures``."""
         encoder = PictureEncoder(self.config, self.paths, self.world, self.work.cache)
-        encoder.encode(pictures, self._check_stop, self._report)
+        encoder.encode(pictures, self._check_stop, lambda _: self._report())
         encoder.free()
 
     def encode_texts(self, captions: Sequence[str]) -> None:
@@ -142,10 +141,8 @@ class _Stage:
         if self.stop.requested:
             raise StoppedError("stopped; what is encoded is kept, the same command resumes")
 
-    def _report(self, record: Record | None = None, count: int | None = None) -> None:
+    def _report(self, count: int | None = None) -> None:
         self.alive()
-        if record is not None:
-            tell_fault(record)
         if self.console.is_due:
             self.console.advance(self._count() if count is None else count)
 

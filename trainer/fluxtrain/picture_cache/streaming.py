@@ -36,7 +36,7 @@ from fluxtrain.errors import DataError
 from fluxtrain.fetch.source import Advance, Source
 from fluxtrain.fetch.stores import RemoteFile
 from fluxtrain.parallel.distributed import World
-from fluxtrain.picture_cache.encoder import PictureEncoder, tell_fault
+from fluxtrain.picture_cache.encoder import PictureEncoder
 from fluxtrain.picture_cache.fetching import (
     Check,
     FetchConsole,
@@ -118,7 +118,7 @@ class Streaming:
 
             def use(part: Part, folder: Path) -> None:
                 missing = self._unencoded(part, folder)
-                encoder.encode(missing, shown, tell_fault, folder)
+                encoder.encode(missing, shown, folder=folder)
 
             self._each(own, use, shown, console.advance)
         encoder.free()
@@ -161,7 +161,7 @@ class Streaming:
     def _unencoded(self, part: Part, folder: Path) -> list[TrainingPicture]:
         """Return the pictures of ``part``, which is in ``folder``, that are not encoded."""
         if part.is_shard:
-            listed = list_shard(folder)
+            listed = list_shard(folder, self.config.data.caption_encoding)
             listed.write(self._listing_path(part.source))
             listing = joined(part.folder, [listed])
         else:
@@ -202,7 +202,8 @@ class Streaming:
             local_folder(texts, data, root, self.check, is_shown=bool(texts.files)) as folder,
             errors_of(source.url, folder),
         ):
-            listing = list_pictures(folder, f"; {source}", absent=pictures)
+            hint, encoding = f"; {source}", data.caption_encoding
+            listing = list_pictures(folder, hint, absent=pictures, encoding=encoding)
         node_cache(data, root).remove(entry_key(texts, data))
         return replace(listing, folder=pictures_folder(source, data, root), is_streamed=True)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from tqdm import tqdm
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA, PIXELS_PER_LATENT
+from fluxtrain.contract.run.data import ALPHA, PIXELS_PER_LATENT, DataConfig
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import (
     FILE,
@@ -29,12 +31,14 @@ from fluxtrain.data.pictures.dataset import (
     TrainingSet,
     read_training_set,
 )
+from fluxtrain.data.pictures.folder import CAPTION_ENCODING, LIKELY, num_lost
 from fluxtrain.data.pictures.picture import DECODER, variant_captions
 from fluxtrain.data.pictures.subset import (
     REPEATS,
     Places,
     TrainingPicture,
     held_out,
+    left_out_files,
     list_subsets,
     notes,
     placements_of,
@@ -44,12 +48,14 @@ from fluxtrain.data.pictures.subset import (
 from fluxtrain.data.sources import EmptyText
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.files import autoencoder_fingerprint, text_fingerprint
-from fluxtrain.errors import DataError
+from fluxtrain.errors import DataError, JoinedDataError, one_line
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import read_header, read_tensor
 
 REPORT = "pictures.json"
 """File of the run's output: which pictures are trained, and which are not and why."""
+_MAX_NAMED = 10
+_LIKELY = re.compile(rf", {LIKELY} (\S+)$")
 _STALE_SECONDS = 600.0
 
 
@@ -65,12 +71,15 @@ class CachedPictures:
     missing_texts: list[str]
     stored: TrainingSet | None = None
     """The samples that the run began with; None if it begins."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Files and folders that are no pictures of the user's, with the reason."""
 
     def open(self, config: RunConfig, output: Path) -> OpenedPictures:
         """Return the data sets and the encodings of the empty prompt.
 
-        A run that begins keeps its samples in ``output``, with a report. Raises DataError if no picture can
-        be used, or if one that the run began with is neither in the cache nor in its folder.
+        A run that begins keeps its samples in ``output``, with a report, and names what is skipped on stderr.
+        Raises DataError if `refused`, or if a picture that the run began with is neither in the cache nor in
+        its folder.
         """
         found = self.stored or self._begin(config, output)
         entries = [self._entry(sample) for sample in found.samples]
@@ -85,11 +94,11 @@ class CachedPictures:
     def _begin(self, config: RunConfig, output: Path) -> TrainingSet:
         records = [self._record(picture) for picture in self.pictures]
         faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
-        skipped = self.skipped | faults
+        skipped = dict(sorted((self.skipped | faults).items()))
         used = [pair for pair in zip(self.pictures, records, strict=True) if not pair[1].fault]
-        if not used:
-            self._write_report(output, skipped, TrainingSet((), ()))
-            raise nothing_left(skipped, output / REPORT)
+        if error := refused(config.data, (pair[0] for pair in used), skipped, output / REPORT):
+            self.write_report(output, skipped, TrainingSet((), ()))
+            raise error
         seed, part = config.drawn_seed, config.data.validation_split
         chosen = held_out((r.sha256 for p, r in used if not p.is_reg), part, seed)
         samples = list[TrainingSample](), list[TrainingSample]()
@@ -98,7 +107,9 @@ class CachedPictures:
             if not (is_held_out and picture.is_reg):
                 samples[is_held_out].extend(_samples(picture, record, seed))
         found = TrainingSet(tuple(samples[0]), tuple(skipped), tuple(samples[1]))
-        self._write_report(output, skipped, found)
+        self.write_report(output, skipped, found)
+        for line in _lines(skipped, self.left_out, output / REPORT):
+            print(line, file=sys.stderr, flush=True)
         found.write(output)
         return found
 
@@ -134,7 +145,8 @@ class CachedPictures:
         spans = read_header(path)
         return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
 
-    def _write_report(self, output: Path, skipped: dict[str, str], found: TrainingSet) -> None:
+    def write_report(self, output: Path, skipped: dict[str, str], found: TrainingSet) -> None:
+        """Write what is used, skipped and left out to ``output``."""
         held_out = dict.fromkeys(sample.name for sample in found.validation)
         left_out = skipped.keys() | held_out.keys()
         used = [picture for picture in self.pictures if picture.label not in left_out]
@@ -144,9 +156,11 @@ class CachedPictures:
             "without_caption": [p.label for p in used if not p.file.caption],
             "held_out": list(held_out),
             "skipped": skipped,
+            "left_out": dict(self.left_out),
         }
+        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
         with atomic_write(output / REPORT) as partial:
-            partial.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+            partial.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 class OpenedPictures(NamedTuple):
@@ -170,14 +184,65 @@ def _evaluated(entry: Entry) -> Entry:
     )
 
 
+def refused(
+    data: DataConfig,
+    pictures: Iterable[TrainingPicture],
+    skipped: Mapping[str, str],
+    report: Path | None = None,
+) -> DataError | None:
+    """Return the error of a run on ``pictures`` that has ``skipped`` too many, by ``max_skipped``.
+
+    ``skipped`` has names with the reason, all of which ``report`` has. None if the run may begin.
+    """
+    used, lost, most = len({each.path for each in pictures}), num_lost(skipped), data.max_skipped
+    if not used:
+        return nothing_left(skipped, report)
+    if lost <= (most > 0) or lost / (used + lost) <= most:
+        return None
+    limit = f"more than the share of spec.run.data.max_skipped, {most:g}"
+    begin = f"{lost} of {used + lost} pictures cannot be used, {limit}"
+    return _refusal(begin, skipped, report, "raise spec.run.data.max_skipped")
+
+
 def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
     """Return the error of a run of which all pictures are ``skipped``; ``report`` names all of them."""
-    (name, reason), *others = skipped.items()
-    where = f" in {report}" if report else ""
-    return DataError(
-        f"none of the {len(skipped)} pictures can be used; {name}: {reason}"
-        + f"; {len(others)} more{where}" * bool(others)
-    )
+    begin = f"none of the {num_lost(skipped)} pictures can be used"
+    return _refusal(begin, skipped, report)
+
+
+def _refusal(begin: str, skipped: Mapping[str, str], report: Path | None, *last: str) -> DataError:
+    """Return an error that begins with ``begin`` and names what is ``skipped`` and what to do."""
+    first, *others = (f"{name}: {reason}" for name, reason in skipped.items())
+    advice = " or ".join([", ".join(_advice(skipped)), *last])
+    if not others:
+        return DataError(f"{begin}; {first}; {advice}")
+    return JoinedDataError([f"{begin}; {first}", *_named(skipped, report)[1:], advice])
+
+
+def _advice(skipped: Mapping[str, str]) -> list[str]:
+    """Return what mends what is ``skipped``."""
+    likely = Counter(match[1] for match in map(_LIKELY.search, skipped.values()) if match)
+    if len(likely) == 1:
+        return ["mend the files", f"set {CAPTION_ENCODING} to {next(iter(likely))}"]
+    if likely or any(" is not UTF-8" in reason for reason in skipped.values()):
+        return ["mend the files", f"set {CAPTION_ENCODING} to the codec of all captions"]
+    return ["mend the files"]
+
+
+def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
+    """Return lines with the first of ``skipped``, and where the rest is."""
+    first = [f"skipped {name}: {reason}" for name, reason in islice(skipped.items(), _MAX_NAMED)]
+    where = f"; {report} names all" if report else ""
+    count = num_lost(skipped)
+    return [*first, f"{count} {'file is' if count == 1 else 'files are'} skipped{where}"]
+
+
+def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path) -> Iterator[str]:
+    """Yield the lines about what a run that begins has ``skipped`` and ``left_out``."""
+    yield from map(one_line, _named(skipped, report) if skipped else ())
+    if left_out:
+        kinds = "thumbnails, hidden files and the like"
+        yield one_line(f"{len(left_out)} {kinds} are left out; {report} names them")
 
 
 def find_work(
@@ -186,7 +251,7 @@ def find_work(
     """Return the run's pictures, and what is not encoded yet; ``places`` has the folders of URLs.
 
     Faults of earlier starts are looked at again. A run that is not ``is_new`` has the samples that it began
-    with. Raises DataError if there are no pictures, or the encoders are missing.
+    with. Raises DataError if there are no pictures, too many are skipped, or the encoders are missing.
     """
     stored = None if is_new else read_training_set(paths.output)
     listed = list_subsets(config.data, paths.data, places or {})
@@ -200,6 +265,11 @@ def find_work(
     existing = cache.existing()
     if stored is not None:
         return _continued(stored, pictures, cache, existing)
+    skipped, left_out = skipped_files(listed), left_out_files(listed)
+    if error := refused(config.data, pictures, skipped, paths.output / REPORT):
+        found = CachedPictures(cache, pictures, skipped, [], [], left_out=left_out)
+        found.write_report(paths.output, skipped, TrainingSet((), ()))
+        raise error
     done = existing.__contains__
     missing = [picture for picture in pictures if not is_done(config, cache, picture, done)]
     for picture in missing:
@@ -211,13 +281,16 @@ def find_work(
     every = (variant_captions(p.caption, p.variants, seed) for p in pictures)
     captions = dict.fromkeys([*(text for texts in every for text in texts), ""])
     texts = _missing_texts(captions, cache, existing)
-    return CachedPictures(cache, pictures, skipped_files(listed), missing, texts)
+    return CachedPictures(cache, pictures, skipped, missing, texts, left_out=left_out)
 
 
 def _continued(
     stored: TrainingSet, pictures: list[TrainingPicture], cache: PictureCache, existing: set[str]
 ) -> CachedPictures:
     """Return what a run that goes on lacks of its ``stored`` samples; tell what changed in the folder."""
+    if mended := sum(1 for _ in _mended(stored, pictures, cache)):
+        text = f"{mended} of those that were skipped are mended since the run began, and stay out of it"
+        print(f"fluxtrain: pictures: {text}", file=sys.stderr, flush=True)
     if changes := stored.changes(pictures):
         print(
             f"fluxtrain: pictures: {changes} since the run began, which goes on with its own "
@@ -246,6 +319,18 @@ def _continued(
     names = {sample.name for sample in stored.every}
     used = [picture for picture in pictures if picture.label in names]
     return CachedPictures(cache, used, {}, missing, texts, stored)
+
+
+def _mended(
+    stored: TrainingSet, pictures: list[TrainingPicture], cache: PictureCache
+) -> Iterator[str]:
+    """Yield the names of ``pictures`` that were skipped when the run began and are others now."""
+    skipped = set(stored.skipped)
+    for picture in pictures:
+        if picture.label in skipped:
+            record = cache.read_record(picture)
+            if record is None or not record.fault:
+                yield picture.label
 
 
 def _missing_texts(captions: Iterable[str], cache: PictureCache, existing: set[str]) -> list[str]:
@@ -399,6 +484,6 @@ def _summary(work: CachedPictures) -> str:
         f"{len(samples)} pictures, {sum(each.repeats for each in samples)} samples in an epoch"
         + f", {captions} without caption" * bool(captions)
         + f", {len(held_out)} held out" * bool(held_out)
-        + f", {len(work.skipped)} files skipped" * bool(work.skipped)
+        + f", {num_lost(work.skipped)} files skipped" * bool(work.skipped)
         + f" · {pictures} pictures and {texts} captions to encode in {work.cache.folder}"
     )

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import AS_THEY_ARE, PIXELS_PER_LATENT
 from fluxtrain.data.pictures.subset import (
+    left_out_files,
     list_subsets,
     remote_sources,
     skipped_files,
@@ -18,7 +19,6 @@ from fluxtrain.data.pictures.subset import (
 )
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.picture_cache.check import PictureCheck, cache_bytes, check_run
-from fluxtrain.picture_cache.work import nothing_left
 from fluxtrain.runtime.progress import binary
 from fluxtrain.state.random_seed import with_any_seed
 
@@ -82,7 +82,7 @@ def plan_pictures(config: RunConfig, data_root: Path) -> PicturesPlan | None:
     try:
         check = _counted(config, data_root)
     except FluxtrainError as error:
-        return made(counted=None, steps=steps, unknown=str(error))
+        return made(counted=None, steps=steps, unknown=str(error).partition(":\n")[0])
     if isinstance(check, str):
         return made(counted=None, steps=steps, unknown=check)
     counted = CountedPictures(
@@ -121,7 +121,8 @@ def _counted(config: RunConfig, data_root: Path) -> PictureCheck | str:
     size = sum(picture.file.size for picture in pictures)
     if size > MAX_BYTES:
         return f"{len(pictures):,} of {binary(size)}, more than a plan reads; {_TELLS}"
-    check = check_run(config, pictures, skipped_files(listed), decodes=False)
-    if not check.inspection.used:
-        raise nothing_left(check.inspection.skipped)
+    unused = skipped_files(listed), left_out_files(listed)
+    check = check_run(config, pictures, *unused, decodes=False)
+    if error := check.refusal(config):
+        raise error
     return check

@@ -345,11 +345,22 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path, nam
 SKIPPED: dict[str, tuple[Change, str, str]] = {
     "heic": (lambda f: write(f, b_heic=b""), "b.heic", ".heic is not read; convert it"),
     "film": (lambda f: write(f, b_mp4=b""), "b.mp4", ".mp4 is not read; convert it"),
-    "caption in latin-1": (lambda f: write(f, a_txt=b"caf\xe9"), "a.png", "its caption a.txt is not UTF-8"),
+    "caption in latin-1": (
+        lambda f: write(f, a_txt=b"caf\xe9"),
+        "a.png",
+        "its caption a.txt is not UTF-8, likely windows-1252",
+    ),
+    "a broken link to a caption": (
+        lambda f: (f / "a.txt").symlink_to("nothing"),
+        "a.png",
+        "its caption a.txt cannot be read (No such file",
+    ),
+    "a broken link": (lambda f: (f / "m").symlink_to("no"), "m", "is a link to nothing"),
+    "a linked folder": (lambda f: (f / "up").symlink_to("/"), "up/", "is a link that leads out"),
     "binary caption": (lambda f: write(f, a_txt=b"a\0b"), "a.png", "its caption a.txt is not text"),
     "long caption": (lambda f: write(f, a_txt="x" * 70_000), "a.png", "a.txt has more than 65536 bytes"),
-    "named but missing": (metadata('{"file_name": "gone.png", "text": ""}'), "gone.png", "the metadata"),
-    "a broken link": (lambda f: (f / "l.png").symlink_to("nothing"), "l.png", "No such file"),
+    "named but missing": (metadata('{"file_name": "gone.png", "text": ""}'), "gone.png", "row 1 of the"),
+    "a link to no picture": (lambda f: (f / "l.png").symlink_to("nothing"), "l.png", "No such file"),
     "a loop": (lambda f: (f / "l.png").symlink_to("l.png"), "l.png", "Too many levels of symbolic links"),
     "a pipe": (lambda f: os.mkfifo(f / "p.png"), "p.png", "is not a regular file"),
     "a control character": (lambda f: (f / "a\nb.png").touch(), r"'a\nb.png'", "cannot be printed"),
@@ -364,3 +375,74 @@ def test_a_file_that_cannot_be_used_is_skipped_with_its_reason(tmp_path: Path, n
     listing = list_pictures(tmp_path)
     assert reason in listing.skipped[file]
     assert "z.png" in {picture.name for picture in listing.pictures}
+
+
+def test_a_linked_folder_below_the_root_is_read_and_every_picture_counts_once(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "set", a_png=b"", a_txt="an a")
+    write(tmp_path / "more", b_png=b"", b_txt="a b")
+    write(folder / "z", c_png=b"")
+    for name, target in {
+        "more": "../more",
+        "again": "../more",
+        "circle": ".",
+        "up": "..",
+        "first": "z",
+        "deep": "more",
+        "z/back": "..",
+    }.items():
+        (folder / name).symlink_to(target)
+    for name, target in {"0.png": "a.png", "b.png": "../more/b.png", "c.png": "z/c.png"}.items():
+        (folder / name).symlink_to(target)
+    listing = list_pictures(folder, root=tmp_path)
+    assert {each.name: each.caption for each in listing.pictures} == {
+        "a.png": "an a",
+        "again/b.png": "a b",
+        "z/c.png": "",
+    }
+    assert listing.skipped == {}
+    assert listing.left_out["0.png"] == "is the file a.png, which is read"
+    assert listing.left_out["more/"] == "is the folder again, which is read"
+    assert listing.left_out.keys() >= {
+        "b.png",
+        "c.png",
+        "circle/",
+        "deep/",
+        "first/",
+        "z/back/",
+        "up/set/",
+    }
+    outside = list_pictures(folder)
+    assert outside.skipped["more/"].startswith("is a link that leads out of")
+
+
+HIDDEN = (
+    *(
+        "@eaDir/a.png/SYNOFILE_THUMB_M.png",
+        ".AppleDouble/a.png",
+        "lost+found/a.png",
+        "#recycle/a.png",
+    ),
+    *(
+        "__MACOSX/._a.png",
+        ".thumbnails/a.png",
+        "$RECYCLE.BIN/a.png",
+        "@Recycle/a.png",
+        "b/@EADIR/c.png",
+    ),
+    *("._a.png", ".a.png", "Thumbs.db", "desktop.ini", ".DS_Store", "b/SYNOPHOTO_THUMB_XL.jpg"),
+)
+
+
+def test_files_of_systems_are_left_out_and_listed_and_do_not_count(tmp_path: Path) -> None:
+    write(tmp_path, a_png=b"")
+    for name in HIDDEN:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    listing = list_pictures(tmp_path)
+    assert ([picture.name for picture in listing.pictures], listing.skipped) == (["a.png"], {})
+    for name in HIDDEN:
+        assert any(name == each or name.startswith(each) for each in listing.left_out)
+    assert listing.left_out["._a.png"] == "is hidden"
+    assert listing.left_out["@eaDir/"] == "belongs to a NAS or an operating system"

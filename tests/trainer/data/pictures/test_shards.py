@@ -12,7 +12,7 @@ import pytest
 import webdataset
 from tests.trainer.data.formats.tar_files import image
 
-from fluxtrain.data.pictures.folder import list_pictures, read_faults
+from fluxtrain.data.pictures.folder import LEFT_OUT, list_pictures, read_faults
 from fluxtrain.data.pictures.tables import unpack
 from fluxtrain.errors import DataError
 
@@ -85,6 +85,29 @@ def test_links_and_pipes_are_left_out(tmp_path: Path, kind: bytes) -> None:
     said = read_faults(tmp_path / "out")
     assert said["s/"].startswith("holds no pictures; 'link.png': it is a ")
     assert said["s/'link.png'"].startswith("it is a ")
+
+
+def test_parts_beside_a_picture_and_files_of_systems_are_no_lost_pictures(tmp_path: Path) -> None:
+    members = [("x.png", image()), ("x.mask.png", image()), ("y.v2.png", image())]
+    members += [("@eaDir/x.png/SYNOFILE_THUMB_M.png", image()), ("__MACOSX/y.v2.png", b"")]
+    unpack(write(tmp_path / "s.tar", *members), tmp_path / "out/s")
+    assert list(read_faults(tmp_path / "out")) == ["s/'y.v2.png'"]
+    left_out = read_faults(tmp_path / "out", LEFT_OUT)
+    assert list(left_out) == ["s/'__MACOSX/y.v2.png'", "s/'x.mask.png'"]
+    listing = list_pictures(tmp_path / "out")
+    assert [picture.name for picture in listing.pictures] == ["s/x.png"]
+    assert list(listing.left_out) == ["s/@eaDir/"]
+
+
+def test_captions_in_json_are_of_the_codec(tmp_path: Path) -> None:
+    text = json.dumps({"text": "红色的汽车"}, ensure_ascii=False).encode("gbk")
+    path = write(tmp_path / "s.tar", ("a.png", image()), ("a.json", text), ("b.png", image()))
+    assert unpacked(path, tmp_path / "out") == {"shard/b.png": ""}
+    ((name, reason),) = read_faults(tmp_path / "out").items()
+    assert (name, reason) == ("shard/'a.png'", "the caption in its JSON is not UTF-8, likely gbk")
+    unpack(path, tmp_path / "gbk/s", encoding="gbk")
+    found = list_pictures(tmp_path / "gbk", encoding="gbk").pictures
+    assert [picture.caption for picture in found] == ["红色的汽车", ""]
 
 
 def test_an_empty_tar_is_left_out_and_named(tmp_path: Path) -> None:

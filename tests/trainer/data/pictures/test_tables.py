@@ -15,7 +15,7 @@ from PIL import Image
 from tests.trainer.data.formats.tar_files import image, pixels
 
 from fluxtrain.contract.run.data import TableConfig
-from fluxtrain.data.pictures.folder import list_pictures, read_faults
+from fluxtrain.data.pictures.folder import Faults, list_pictures, num_lost, read_faults
 from fluxtrain.data.pictures.tables import files_of_split, write_out
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError
 
@@ -81,6 +81,28 @@ def test_rows_that_cannot_be_used_are_left_out_and_named(tmp_path: Path) -> None
         "table/row 4": "it has no bytes of a picture",
         "table/row 5": "its caption has more than 65536 characters",
     }
+
+
+def test_captions_that_are_bytes_are_of_the_codec(tmp_path: Path) -> None:
+    rows = [{"png": image(), "text": text} for text in (b"red", "红色的汽车".encode("gbk"))]
+    path = written(tmp_path / "t.parquet", rows)
+    assert list(read(path, tmp_path / "a", image_column="png")) == ["table/00000000.png"]
+    said = "its caption is not UTF-8, likely gbk"
+    assert read_faults(tmp_path / "a") == {"table/row 1": said}
+    write_out(path, tmp_path / "b/table", TableConfig(image_column="png"), encoding="gbk")
+    found = list_pictures(tmp_path / "b", encoding="gbk").pictures
+    assert [picture.caption for picture in found] == ["red", "红色的汽车"]
+
+
+def test_of_many_faults_the_rest_is_counted(tmp_path: Path) -> None:
+    faults = Faults()
+    for number in range(5000):
+        faults.add(f"row {number}", "it has no bytes of a picture")
+    (tmp_path / "t").mkdir()
+    faults.write(tmp_path / "t")
+    found = read_faults(tmp_path)
+    assert (len(found), num_lost(found)) == (1001, 5000)
+    assert num_lost({"s/'a.txt'": "twice", "p/a.png": "x", "p#2/a.png": "x"}) == 1
 
 
 def test_a_table_without_pictures_is_left_out_and_named(tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 # DataConfig, ``spec.run.data``: the training and validation samples.
 
 
+UTF_8: Final = "utf-8"
 ALPHA: Final = "alpha"
 """The value of ``data.masks`` with which pictures are masked by their own transparency."""
 Layout = Literal["shards", "arrow", "parquet", "webdataset"]
@@ -297,6 +298,15 @@ def _needs_images(field: str, default: object, cel: str) -> Rule:
         lambda data: data.images is not None or getattr(data, field) == default,
         f"has(self.images) || self.{field} == {cel}",
     )
+
+
+def _is_codec(name: str) -> bool:
+    """Return whether Python decodes text by the codec ``name``."""
+    try:
+        bytes(4).decode(name)
+    except (LookupError, ValueError):  # none, or one of bytes
+        return False
+    return True
 
 
 class DataConfig(StrictModel):
@@ -336,6 +346,14 @@ class DataConfig(StrictModel):
         *url_rules("masks"),
         _needs_images("prior_loss_weight", 1.0, "1.0"),
         _needs_images("validation_split", 0.0, "0.0"),
+        Rule(
+            "caption_encoding",
+            "must be a codec of Python for text, such as utf-8, windows-1252, gbk, shift_jis or koi8-r",
+            lambda data: _is_codec(data.caption_encoding),
+            "self.caption_encoding.matches('^[A-Za-z0-9._ -]+$')",
+        ),
+        _needs_images("caption_encoding", UTF_8, "'utf-8'"),
+        _needs_images("max_skipped", 0.1, "0.1"),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
@@ -355,6 +373,14 @@ class DataConfig(StrictModel):
     """Words before each caption of ``images``, such as a trigger word."""
     class_tokens: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
     """Caption of the pictures of ``images`` that have none."""
+    caption_encoding: Label = UTF_8
+    """Codec of the captions of ``images``, in text and metadata files and in shards, such as
+    ``windows-1252``, ``gbk``, ``shift_jis`` or ``koi8-r``. A file that begins with a byte order mark is read
+    by it. A run that has begun keeps its captions."""
+    max_skipped: Fraction = 0.1
+    """Refuse to begin if more than this share of the pictures of ``images`` cannot be used, and more than
+    one; 0: if any. Thumbnails and hidden files do not count. Encodings that become unreadable later are
+    those of ``max_bad_fraction``."""
     variants: Annotated[VariantsConfig | None, IMMUTABLE] = None
     """Encode changed copies of the pictures and captions of ``images`` too, such as {flip: true}; null: each
     once, as it is."""

@@ -351,7 +351,7 @@ class PictureCache:
     def read_record(self, picture: TrainingPicture) -> Record | None:
         """Return what became of ``picture``, None if it was not looked at or the record is damaged."""
         try:
-            values = json.loads(self.record_path(picture).read_text())
+            values = json.loads(self.record_path(picture).read_text(encoding="utf-8"))
             latents = tuple(Latents(**each) for each in values.pop("latents"))
             return Record(**values, latents=latents)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -361,7 +361,8 @@ class PictureCache:
         """Write what became of ``picture``, after its latents."""
         values = {**vars(record), "latents": [vars(each) for each in record.latents]}
         with atomic_write_by_several(self.record_path(picture)) as partial:
-            partial.write_text(json.dumps(values, indent=1, ensure_ascii=False))
+            text = json.dumps(values, indent=1, ensure_ascii=False)
+            partial.write_text(text, encoding="utf-8")
             sync(partial)
 
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os.path import realpath
 from pathlib import Path
 from typing import Any, TextIO
 
 from fluxtrain.data.formats.tar import open_regular
+from fluxtrain.data.pictures.encodings import (
+    CONTROL,
+    HEAD_BYTES,
+    codec_of,
+    is_wide,
+    likely_codec,
+    likely_codecs,
+    shown,
+    text_of,
+)
 from fluxtrain.errors import DataError
 
 SUFFIXES = (
@@ -50,6 +60,8 @@ class Listing:
     pictures: list[PictureFile]
     skipped: dict[str, str] = field(default_factory=dict)
     """Names with the reason."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files and folders that are no pictures of the user's, such as thumbnails, with the reason."""
     masks: dict[str, PictureFile] = field(default_factory=dict)
     """Masks of the loss by the names of their pictures, in a folder of their own."""
     is_streamed: bool = False
@@ -67,11 +79,13 @@ def list_pictures(
     root: Path | None = None,
     absent: Mapping[str, int] | None = None,
     may_be_empty: bool = False,
+    encoding: str = "utf-8",
 ) -> Listing:
-    """Return the pictures in ``folder`` and the folders below it; names that begin with a dot are left out.
+    """Return the pictures in ``folder`` and the folders below it, with their captions in ``encoding``.
 
-    So are contact sheets under their usual name.
-    Links lead to files below ``root``, which is ``folder`` unless that is below it; others are skipped.
+    Names by `is_hidden` are left out, and so are contact sheets under their usual name.
+    Links are followed below ``root``, which is ``folder`` unless that is below it; others are skipped. A file
+    that is reached twice is listed once.
     Pictures that are ``absent``, names with bytes, are listed as if they were there, beside their captions.
     Raises DataError, which ends with ``hint``, if there are none, unless it ``may_be_empty``, or if the
     metadata file is malformed.
@@ -81,32 +95,64 @@ def list_pictures(
         raise DataError(f"{folder}: {text}; it should hold pictures{hint}")
     root = root if root and folder.resolve().is_relative_to(root.resolve()) else folder
     absent = absent or {}
-    names, skipped = _names(folder, absent), dict[str, str]()
+    tree = _Tree(folder, root)
     metadata = find_metadata(folder)
     if metadata is not None and _leads_out(metadata, root):
         raise DataError(f"{metadata}: {_OUT.format(root)}")
-    captions = {} if metadata is None else read_metadata(metadata)
-    pictures = list[PictureFile]()
-    for name in names:
-        suffix = Path(name).suffix.lower()
-        if not name.isprintable():  # it could not be written down
-            skipped[ascii(name)] = "its name has characters that cannot be printed"
-        elif suffix in _OTHER_SUFFIXES:
-            skipped[name] = f"{suffix} is not read; convert it to PNG, JPEG or WebP"
-        elif suffix in SUFFIXES:
-            try:
-                pictures.append(_picture(folder, name, captions, root, absent.get(name)))
-            except CaptionError as error:
-                skipped[name] = str(error)
-            except OSError as error:
-                skipped[name] = error.strerror or "cannot be read"
-    known = {picture.name for picture in pictures} | skipped.keys()
-    skipped |= {
-        name: "the metadata file names it, but it is missing" for name in captions.keys() - known
-    }
+    captions = {} if metadata is None else read_metadata(metadata, encoding)
+    seen = (name for name in absent if not _is_below_hidden(name))
+    names = sorted({*tree.names, *seen}, key=in_order)
+    pictures, skipped = _pictures(folder, names, captions, root, absent, encoding)
+    skipped, left_out = tree.skipped | skipped, tree.left_out
+    known = {picture.name for picture in pictures} | skipped.keys() | left_out.keys()
+    for number, name in enumerate(captions, 1):
+        if name not in known:
+            kind, why = (left_out, "left out") if _is_below_hidden(name) else (skipped, "missing")
+            kind[name] = f"row {number} of the metadata file names it, but it is {why}"
     if not pictures and not skipped and not may_be_empty:
         raise DataError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){hint}")
-    return Listing(folder, pictures, dict(sorted(skipped.items())))
+    return Listing(folder, pictures, dict(sorted(skipped.items())), dict(sorted(left_out.items())))
+
+
+def _pictures(
+    folder: Path,
+    names: Iterable[str],
+    captions: dict[str, str],
+    root: Path,
+    absent: Mapping[str, int],
+    encoding: str,
+) -> tuple[list[PictureFile], dict[str, str]]:
+    """Return those of the files ``names`` that are pictures, and those that cannot be used."""
+    pictures, skipped, undecoded = list[PictureFile](), dict[str, str](), dict[str, bytes]()
+    for name in names:
+        if fault := _name_fault(name):
+            skipped[_printable(name)] = fault
+        elif Path(name).suffix.lower() in SUFFIXES:
+            try:
+                size = absent.get(name)
+                pictures.append(_picture(folder, name, captions, root, size, encoding))
+            except CaptionError as error:
+                skipped[name] = str(error)
+                undecoded |= {name: error.content} if error.content else {}
+            except OSError as error:
+                skipped[name] = error.strerror or "cannot be read"
+    for name, codec in likely_codecs(undecoded).items():
+        skipped[name] += f", {LIKELY} {codec}"
+    return pictures, skipped
+
+
+def _name_fault(name: str) -> str | None:
+    """Return why the picture or film ``name`` is not read, if its name says so."""
+    suffix = Path(name).suffix.lower()
+    if not name.isprintable() and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
+        return "its name has characters that cannot be printed"  # it could not be written down
+    if suffix in _OTHER_SUFFIXES:
+        return f"{suffix} is not read; convert it to PNG, JPEG or WebP"
+    return None
+
+
+def _is_below_hidden(name: str) -> bool:
+    return any(map(is_hidden, name.split("/")))
 
 
 def in_order(name: str) -> list[tuple[bool, str]]:
@@ -115,33 +161,110 @@ def in_order(name: str) -> list[tuple[bool, str]]:
     return [*((True, folder) for folder in folders), (False, last)]
 
 
-def _names(folder: Path, absent: Mapping[str, int]) -> list[str]:
-    """Return the names of the files in ``folder``, and of those that are ``absent``, in their order."""
-    there = list(_walk(folder))
-    if not absent:
-        return there
-    seen = [
-        n for n in absent if not any(p.startswith((".", "__MACOSX")) for p in n.split("/")[:-1])
-    ]
-    return sorted({*there, *seen}, key=in_order)
+_HIDDEN = re.compile(r"\.(?!\.?$)")
+_SYSTEM = re.compile(
+    r"@(eadir|tmp|recycle|recently-snapshot|share(bin|snap))|#(recycle|snapshot)|~snapshot|__macosx.*"
+    r"|lost\+found|\$recycle\.bin|recycler|system volume information|found\.\d{3}|(eh)?thumbs(_vista)?\.db"
+    r"|desktop\.ini|icon\r|network trash folder|temporary items|syno(file|photo)_thumb.*",
+    re.IGNORECASE,
+)
+"""Names that NAS and operating systems give to thumbnails, bins and the like."""
 
 
-def _walk(folder: Path) -> Iterator[str]:
-    """Yield the names of all files below ``folder`` in a fixed order."""
+def is_hidden(name: str) -> bool:
+    """Return whether the file or folder ``name`` is hidden, or one of a NAS or an operating system."""
+    return _HIDDEN.match(name) is not None or _SYSTEM.fullmatch(name) is not None
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
-    for parent, folders, files in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        below = Path(parent).relative_to(folder)
-        for name in sorted(files):
-            if not name.startswith(".") and not is_sheet_among_pictures(Path(parent) / name):
-                yield (below / name).as_posix()
+class _Tree:
+    """The files of a folder and of the folders below it, also through links; each folder is read once.
+
+    A file or folder that is reached without a link has that name, whichever links lead to it too.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        """Walk ``folder``; links are followed to what is below ``root``. DataError if it is unreadable."""
+        self._folder, self._root = folder, root
+        self.names, self.skipped, self.left_out = list[str](), dict[str, str](), dict[str, str]()
+        self._folders, self._files = dict[str, str](), dict[str, str]()  # names of what is read
+        self._links = list[str]()  # to folders
+        self._linked = list[str]()
+        self._read("")
+        for name in self._links:  # grows meanwhile
+            self._follow(name)
+        for name in sorted(self._linked, key=in_order):
+            if (other := self._files.setdefault(realpath(folder / name), name)) == name:
+                self.names.append(name)
+            else:
+                self.left_out[_printable(name)] = f"is the file {_printable(other)}, which is read"
+
+    def _read(self, top: str) -> None:
+        for parent, folders, files in os.walk(self._folder / top, onerror=_refuse):
+            real, below = realpath(parent), Path(parent).relative_to(self._folder)
+            if (other := self._folders.setdefault(real, below.as_posix())) != below.as_posix():
+                self._leave_out(f"{below.as_posix()}/", f"is the folder {other}, which is read")
+                folders.clear()
+                continue
+            hidden = {name for name in (*folders, *files) if is_hidden(name)}
+            for name in sorted(hidden):
+                is_folder = "/" if name in folders else ""
+                if name not in (FAULTS, LEFT_OUT):
+                    self._leave_out(f"{(below / name).as_posix()}{is_folder}", _reason(name))
+            links = {name for name in folders if os.path.islink(os.path.join(parent, name))}
+            self._links += sorted((below / name).as_posix() for name in links - hidden)
+            folders[:] = sorted({*folders} - hidden - links)
+            for name in sorted({*files} - hidden):
+                self._add((below / name).as_posix(), os.path.join(real, name))
+
+    def _add(self, name: str, real: str) -> None:
+        path = self._folder / name
+        if is_sheet_among_pictures(path):
+            self._leave_out(name, "is a contact sheet of fluxtrain")
+        elif not os.path.islink(path):
+            self._files[real] = name
+            self.names.append(name)
+        elif not path.exists() and path.suffix.lower() not in (*SUFFIXES, *EXTENSIONS):
+            kind = (
+                self.left_out if path.suffix else self.skipped
+            )  # that may be a folder of pictures
+            kind[_printable(name)] = "is a link to nothing"
+        elif path.exists() and not _leads_out(path, self._root):
+            self._linked.append(name)
+        else:
+            self.names.append(name)  # whoever reads it says what is wrong
+
+    def _follow(self, name: str) -> None:
+        target = realpath(self._folder / name)
+        if _leads_out(self._folder / name, self._root):
+            self.skipped[f"{_printable(name)}/"] = _OUT.format(self._root)
+        elif is_hidden(Path(target).name) and not Path(target).name.startswith("."):
+            self._leave_out(f"{name}/", _reason(Path(target).name))
+        else:
+            self._read(name)
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self.left_out[_printable(name)] = reason
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
+
+
+def _reason(name: str) -> str:
+    return "is hidden" if name.startswith(".") else "belongs to a NAS or an operating system"
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else ascii(name)
 
 
 def _picture(
-    folder: Path, name: str, captions: dict[str, str], root: Path, size: int | None
+    folder: Path,
+    name: str,
+    captions: dict[str, str],
+    root: Path,
+    size: int | None,
+    encoding: str,
 ) -> PictureFile:
     """Return the picture ``name``, which is absent if its ``size`` is given."""
     path = folder / name
@@ -149,17 +272,18 @@ def _picture(
         if _leads_out(each, root):
             raise CaptionError(f"{'' if each == path else each.name + ' '}{_OUT.format(root)}")
     if size is not None:
-        return PictureFile(name, size, 0, captions.get(name) or _caption_beside(path))
+        caption = captions.get(name) or _caption_beside(path, encoding)
+        return PictureFile(name, size, 0, caption)
     status = path.stat()
     if not path.is_file():
         raise CaptionError("is not a regular file")
-    caption = captions.get(name) or _caption_beside(path)
+    caption = captions.get(name) or _caption_beside(path, encoding)
     return PictureFile(name, status.st_size, status.st_mtime_ns, caption)
 
 
-def _caption_beside(path: Path) -> str:
+def _caption_beside(path: Path, encoding: str) -> str:
     """Return the caption in a text file beside the picture ``path``, "" if there is none."""
-    return next(filter(None, map(read_caption, texts_beside(path))), "")
+    return next(filter(None, (read_caption(text, encoding) for text in texts_beside(path))), "")
 
 
 def _leads_out(path: Path, root: Path) -> bool:
@@ -170,7 +294,8 @@ def _leads_out(path: Path, root: Path) -> bool:
 def texts_beside(path: Path) -> Iterator[Path]:
     """Yield the text files beside the picture ``path``, of which the first with a caption is used."""
     for extension in (*EXTENSIONS, *map(str.upper, EXTENSIONS)):
-        if (beside := path.with_suffix(extension)).is_file():
+        beside = path.with_suffix(extension)
+        if beside.is_file() or beside.is_symlink():  # a broken link is told when it is read
             yield beside
 
 
@@ -217,6 +342,9 @@ METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
 _FILE = "file_name"
+LIKELY = "likely"
+"""Before the name of the codec, in the reason of a caption."""
+CAPTION_ENCODING = "spec.run.data.caption_encoding"
 _MAX_CAPTION_BYTES = 1 << 16
 _MAX_METADATA_BYTES = 1 << 28
 """Of a metadata file: a million captions of 250 letters."""
@@ -227,8 +355,11 @@ _MAX_ROW = 1 << 20
 class CaptionError(ValueError):
     """A caption cannot be used; the message says why."""
 
+    content = b""
+    """Its first bytes, if it is of another codec."""
 
-def read_caption(path: Path) -> str:
+
+def read_caption(path: Path, encoding: str = "utf-8") -> str:
     """Return the caption in the text file ``path`` on one line; CaptionError if it is not text."""
     try:
         with path.open("rb") as file:
@@ -237,11 +368,14 @@ def read_caption(path: Path) -> str:
         raise CaptionError(f"its caption {path.name} cannot be read ({error.strerror})") from None
     if len(content) > _MAX_CAPTION_BYTES:
         raise CaptionError(f"its caption {path.name} has more than {_MAX_CAPTION_BYTES} bytes")
-    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     try:
-        text = content.decode("utf-16" if is_utf16 else "utf-8-sig")
-    except UnicodeDecodeError:
-        raise CaptionError(f"its caption {path.name} is not UTF-8") from None
+        text = text_of(content, encoding)
+        if CONTROL.search(text) and is_wide(content):
+            raise UnicodeError("it is UTF-16")
+    except UnicodeError:
+        refused = CaptionError(f"its caption {path.name} is not {shown(encoding)}")
+        refused.content = content[:HEAD_BYTES]
+        raise refused from None
     if "\0" in text:
         raise CaptionError(f"its caption {path.name} is not text")
     return one_line(text)
@@ -261,13 +395,13 @@ def find_metadata(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """Return the captions in the metadata file ``path`` by file name, "" where a row has none.
+def read_metadata(path: Path, encoding: str = "utf-8") -> dict[str, str]:
+    """Return the captions in the metadata file ``path`` by file name in its order, "" where a row has none.
 
     Raises DataError, with the line, if a row is malformed, or names a file twice or outside of the folder.
     """
     captions = dict[str, str]()
-    for number, row in enumerate(_rows(path), 1):
+    for number, row in enumerate(_rows(path, encoding), 1):
         name = row.get(_FILE)
         if not isinstance(name, str) or not name:
             columns = ", ".join(map(str, row))[:100]
@@ -299,24 +433,25 @@ def _caption(path: Path, number: int, row: dict[str, Any]) -> str:
     return one_line(text or "")
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, encoding: str) -> Iterator[dict[str, Any]]:
     try:
         if path.stat().st_size > _MAX_METADATA_BYTES:
             raise DataError(f"{path}: has more than {_MAX_METADATA_BYTES} bytes")
         if path.suffix == ".parquet":
             yield from _parquet_rows(path)
             return
-        is_csv = path.suffix == ".csv"
-        with (
-            open_regular(path) as file,
-            open(file, encoding="utf-8-sig", newline="" if is_csv else "\n", closefd=False) as text,
-        ):
-            lines = _Lines(path, text)
-            yield from _csv_rows(path, lines) if is_csv else _json_rows(path, lines)
+        newline = "" if (is_csv := path.suffix == ".csv") else "\n"
+        with open_regular(path) as file:
+            codec = codec_of(os.pread(file, _HEAD_BYTES, 0), encoding)
+            with open(file, encoding=codec, newline=newline, closefd=False) as opened:
+                lines = _Lines(path, opened)
+                yield from _csv_rows(path, lines) if is_csv else _json_rows(path, lines)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: is not UTF-8") from None
+    except UnicodeError:
+        likely = likely_codec(path)
+        text = f"is not {shown(encoding)}{f', {LIKELY} {likely}' if likely else ''}"
+        raise DataError(f"{path}: {text}; convert it, or set {CAPTION_ENCODING}") from None
 
 
 class _Lines:
@@ -373,8 +508,10 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 # What was left out of shards and tables, kept beside the pictures that were written out of them.
 
 
-FAULTS = ".faults.json"
+FAULTS, LEFT_OUT = ".faults.json", ".left_out.json"
 _MOST = 1000
+_REPEATED = re.compile(r"#\d+/")
+_MORE = re.compile(r"(\d+) more were left out")
 
 
 class Faults:
@@ -383,14 +520,24 @@ class Faults:
     def __init__(self) -> None:
         """Begin without any."""
         self.first: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        """What is not read, but no picture is lost by it."""
+        self._undecoded: dict[str, bytes] = {}
         self._more = 0
 
-    def add(self, name: str, reason: str) -> None:
-        """Keep ``name``, or count it if there are many."""
+    def add(self, name: str, reason: str, content: bytes = b"") -> None:
+        """Keep ``name``, or count it if there are many; ``content`` is a caption of another codec."""
         if len(self.first) < _MOST:
             self.first[name] = reason
+            if content:
+                self._undecoded[name] = content[:HEAD_BYTES]
         else:
             self._more += 1
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """Keep ``name``, by which no picture is lost, unless there are many."""
+        if len(self.left_out) < _MOST:
+            self.left_out[name] = reason
 
     def example(self) -> str:
         """Return the end of a message, with the first of them."""
@@ -400,14 +547,34 @@ class Faults:
     def write(self, folder: Path) -> None:
         """Write them to ``folder``, if there are some."""
         more = {"…": f"{self._more} more were left out"} if self._more else {}
-        if self.first:
-            (folder / FAULTS).write_text(json.dumps(self.first | more))
+        for name, codec in likely_codecs(self._undecoded).items():
+            self.first[name] += f", {LIKELY} {codec}"
+        for file, values in ((FAULTS, self.first | more), (LEFT_OUT, self.left_out)):
+            if values:
+                (folder / file).write_text(json.dumps(values))
 
 
-def read_faults(folder: Path) -> dict[str, str]:
-    """Return what was left out of all shards and tables in ``folder``, with the reason."""
+def read_faults(folder: Path, file: str = FAULTS) -> dict[str, str]:
+    """Return what was left out of all shards and tables in ``folder``, with the reason.
+
+    It is what counts as skipped, or with LEFT_OUT as ``file`` what does not.
+    """
     found = dict[str, str]()
-    for path in folder.glob(f"*/{FAULTS}"):
+    for path in folder.glob(f"*/{file}"):
         faults = json.loads(path.read_text())
         found |= {f"{path.parent.name}/{name}": reason for name, reason in faults.items()}
     return dict(sorted(found.items()))
+
+
+def num_lost(skipped: Mapping[str, str]) -> int:
+    """Return the number of pictures that ``skipped`` stands for, names with the reason.
+
+    The rest of a shard or a table stands for many, a text of a sample for none; a folder that a data set
+    config has several times, with a number in its label, counts once.
+    """
+    texts, found = (*EXTENSIONS, ".json"), dict[str, int]()
+    for name, reason in skipped.items():
+        more = _MORE.fullmatch(reason)
+        count = int(more[1]) if more else not name.rstrip("'").lower().endswith(texts)
+        found[_REPEATED.sub("/", name)] = int(count)
+    return sum(found.values())

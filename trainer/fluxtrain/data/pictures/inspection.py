@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -78,8 +78,10 @@ class Inspection:
     """What a training makes of its pictures."""
 
     looks: list[Look]
-    left_out: Mapping[str, str]
-    """Files that are not looked at, with the reason."""
+    unread: Mapping[str, str]
+    """Files that are skipped and not looked at, with the reason."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Files and folders that are no pictures of the user's, with the reason."""
 
     @property
     def used(self) -> list[Look]:
@@ -90,7 +92,7 @@ class Inspection:
     def skipped(self) -> dict[str, str]:
         """Return the names of the files that are not used, with the reason."""
         faults = {look.name: look.fault for look in self.looks if look.fault}
-        return dict(sorted((dict(self.left_out) | faults).items()))
+        return dict(sorted((dict(self.unread) | faults).items()))
 
     @property
     def enlarged(self) -> list[Look]:
@@ -146,12 +148,13 @@ class Inspection:
 
 def inspect(
     pictures: Sequence[TrainingPicture],
-    left_out: Mapping[str, str],
+    unread: Mapping[str, str],
     data: DataConfig,
     seed: int,
     threads: int,
     advance: Callable[[], object] = lambda: None,
     decodes: bool = True,
+    left_out: Mapping[str, str] | None = None,
 ) -> Inspection:
     """Return what a training with ``data`` makes of ``pictures``; it ``decodes`` all, and their masks.
 
@@ -161,7 +164,7 @@ def inspect(
     for look in _looks(pictures, data, seed, threads, decodes):
         looks.append(look)
         advance()
-    return Inspection(looks, left_out)
+    return Inspection(looks, unread, left_out or {})
 
 
 def _looks(

@@ -29,6 +29,7 @@ from fluxtrain.data.pictures.folder import (
     EXTENSIONS,
     METADATA,
     PictureFile,
+    is_hidden,
     is_sheet_among_pictures,
 )
 from fluxtrain.data.pictures.folder import SUFFIXES as FOLDER_SUFFIXES
@@ -451,7 +452,8 @@ def _is_packed(name: str) -> bool:
 def _holds_packed_only(folder: Path) -> bool:
     has_packed = False
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        files = [name for name in files if not is_hidden(name)]
         pictures = (name for name in files if Path(name).suffix.lower() in FOLDER_SUFFIXES)
         if not all(is_sheet_among_pictures(Path(parent) / name) for name in pictures):
             return False

@@ -231,7 +231,8 @@ def mask_files(folder: Path, root: Path | None = None) -> dict[str, PictureFile]
     Raises DataError if there is no such folder.
     """
     hint = "; it should have a mask for each picture"
-    found = list_pictures(folder, hint, root).pictures
+    codec = "latin-1"  # decodes anything: their captions are not used
+    found = list_pictures(folder, hint, root, encoding=codec).pictures
     return {_stem(mask.name): mask for mask in reversed(found)}
 
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
 from fluxtrain.data.order import Placement
-from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures, read_faults
+from fluxtrain.data.pictures.folder import (
+    LEFT_OUT,
+    Listing,
+    PictureFile,
+    list_pictures,
+    read_faults,
+)
 from fluxtrain.data.pictures.kohya_config import (
     Subset,
     is_dataset_config,
@@ -146,9 +152,11 @@ def list_subsets(
                 mask_files(subset.masks, data_root)  # an error in them is told before a fetch
             continue
         if subset.url:
-            listing = _fetched_listing(subset.url, (places or {})[subset.url])
+            place = (places or {})[subset.url]
+            listing = _fetched_listing(subset.url, place, config.caption_encoding)
         else:
-            listing = list_pictures(subset.folder, hint, data_root)
+            encoding = config.caption_encoding
+            listing = list_pictures(subset.folder, hint, data_root, encoding=encoding)
         if subset.masks_url and places is None:
             listed.append((subset, listing))
             continue
@@ -158,13 +166,15 @@ def list_subsets(
     return listed
 
 
-def _fetched_listing(url: str, place: Path | Listing) -> Listing:
+def _fetched_listing(url: str, place: Path | Listing, encoding: str) -> Listing:
     if isinstance(place, Listing):
         return place
     faults = read_faults(place)
     with errors_of(url, place):
-        listing = list_pictures(place, f"; {redacted(url)}", may_be_empty=bool(faults))
+        hint, may_be_empty = f"; {redacted(url)}", bool(faults)
+        listing = list_pictures(place, hint, may_be_empty=may_be_empty, encoding=encoding)
     listing.skipped.update(faults)
+    listing.left_out.update(read_faults(place, LEFT_OUT))
     return listing
 
 
@@ -190,6 +200,15 @@ def skipped_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
         subset.label + name: reason
         for subset, listing in listed
         for name, reason in listing.skipped.items()
+    }
+
+
+def left_out_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
+    """Return the names of the files and folders that are no pictures of the user's, with the reason."""
+    return {
+        subset.label + name: reason
+        for subset, listing in listed
+        for name, reason in listing.left_out.items()
     }
 
 

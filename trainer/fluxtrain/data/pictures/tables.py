@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,16 @@ from fluxtrain.data.formats.parquet import shared_values
 from fluxtrain.data.formats.parquet_pages import CONTAINER_LIMIT, check_pages
 from fluxtrain.data.formats.tar import Member, quoted, read_members
 from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES, split_name
+from fluxtrain.data.pictures.encodings import shown, text_of
 from fluxtrain.data.pictures.folder import (
     COLUMNS,
+    LEFT_OUT,
     SUFFIXES,
     Faults,
     Listing,
     PictureFile,
     in_order,
+    is_hidden,
     list_pictures,
     read_faults,
 )
@@ -64,11 +67,16 @@ def files_of_split(names: Sequence[str], split: str | None) -> set[str]:
 
 
 def write_out(
-    path: Path, folder: Path, table: TableConfig, check: Callable[[], object] = lambda: None
+    path: Path,
+    folder: Path,
+    table: TableConfig,
+    check: Callable[[], object] = lambda: None,
+    encoding: str = "utf-8",
 ) -> None:
     """Write pictures and captions of the Parquet file ``path`` to ``folder``, whole or not at all.
 
-    ``check`` is called for each row; what it raises ends the work.
+    ``check`` is called for each row; what it raises ends the work. Captions that are bytes are of
+    ``encoding``.
     Raises DataError if the file is damaged, ConfigError if it lacks a column.
     """
     if folder.exists():
@@ -79,13 +87,14 @@ def write_out(
     faults, count = Faults(), 0
     for number, (picture, caption) in enumerate(_rows(path, table)):
         check()
-        fault = _table_fault(picture, caption)
+        fault = _table_fault(picture, caption, encoding)
         if fault:
-            faults.add(f"row {number}", fault)
+            faults.add(f"row {number}", fault, caption if fault.endswith(shown(encoding)) else b"")
             continue
         _write_table(partial / f"{number:08d}{_suffix(picture)}", picture)
         if caption:
-            _write_table(partial / f"{number:08d}.txt", caption.encode("utf-8", "replace"))
+            text = text_of(caption, encoding) if isinstance(caption, bytes) else caption
+            _write_table(partial / f"{number:08d}.txt", text.encode("utf-8-sig", "replace"))
         count += 1
     if not count:
         faults.add("", f"holds no pictures{faults.example()}")
@@ -153,13 +162,18 @@ def _names(schema: Any) -> str:
     return ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema)[:300]
 
 
-def _table_fault(picture: Any, caption: Any) -> str | None:
+def _table_fault(picture: Any, caption: Any, encoding: str) -> str | None:
     if not isinstance(picture, bytes) or not picture:
         return "it has no bytes of a picture"
     if len(picture) > MAX_BYTES:
         return f"its picture has more than {MAX_BYTES:,} bytes"
     if not _suffix(picture):
         return "no picture in a format that is read (PNG, JPEG, WebP ...)"
+    if isinstance(caption, bytes):
+        try:
+            caption = text_of(caption, encoding)
+        except UnicodeError:
+            return f"its caption is not {shown(encoding)}"
     if caption is not None and not isinstance(caption, str):
         return f"its caption is {str(caption)[:40]!r}, not a text"
     if caption and len(caption) > _MAX_CAPTION:
@@ -196,10 +210,12 @@ _MAX_PART = 200
 """Most bytes of one part of a name, of 255 that file systems allow."""
 
 
-def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) -> None:
+def unpack(
+    tar: Path, folder: Path, check: Callable[[], object] = lambda: None, encoding: str = "utf-8"
+) -> None:
     """Write pictures and captions of ``tar`` to ``folder``, whole or not at all; it may exist already.
 
-    ``check`` is called for each sample; what it raises ends the work.
+    ``check`` is called for each sample; what it raises ends the work. Captions in JSON are of ``encoding``.
     Raises DataError if the tar is not whole.
     """
     if folder.exists():
@@ -211,7 +227,7 @@ def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) 
     count = 0
     for sample in _samples(tar, accepted):
         check()
-        count += _write(sample, partial, faults)
+        count += _write(sample, partial, faults, encoding)
     if not count:
         faults.add("", f"holds no pictures{faults.example()}")
     faults.write(partial)
@@ -220,16 +236,24 @@ def unpack(tar: Path, folder: Path, check: Callable[[], object] = lambda: None) 
 
 def _accepted(tar: Path) -> tuple[set[str], Faults]:
     """Return the names of the members that are read, and of pictures that are not, with the reason."""
-    names, faults = set[str](), Faults()
+    names, faults, parts = set[str](), Faults(), dict[str, str]()
     for member in read_members(tar):
         key, suffix = split_name(member.name)
         fault = member.fault or _fault(member, key, suffix)
         if fault is None and member.name in names:
             fault = "there are several of this name"
-        if fault:
+        if fault and any(map(is_hidden, member.name.split("/")[:-1])):
+            faults.leave_out(quoted(member.name), "belongs to a NAS or an operating system")
+        elif fault and key and suffix.endswith(tuple(f".{each}" for each in _PICTURES)):
+            parts[member.name] = fault
+        elif fault:
             faults.add(quoted(member.name), fault)
         elif suffix in _PICTURES or suffix in _LIMITS:
             names.add(member.name)
+    keys = {key for key, suffix in map(split_name, names) if suffix in _PICTURES}
+    for name, fault in parts.items():  # such as masks beside the pictures
+        keep = faults.leave_out if split_name(name)[0] in keys else faults.add
+        keep(quoted(name), fault)
     return names, faults
 
 
@@ -264,7 +288,7 @@ def _samples(tar: Path, accepted: set[str]) -> Iterator[dict[str, Any]]:
         yield from tariterators.group_by_keys(members, handler=lambda error: True)
 
 
-def _write(sample: dict[str, Any], folder: Path, faults: Faults) -> int:
+def _write(sample: dict[str, Any], folder: Path, faults: Faults, encoding: str) -> int:
     """Write the picture of ``sample`` and its caption; return the number of pictures.
 
     Members of a sample that do not follow each other come as several samples of the same name.
@@ -273,7 +297,12 @@ def _write(sample: dict[str, Any], folder: Path, faults: Faults) -> int:
     first, *others = [suffix for suffix in sample if suffix in _PICTURES] or [""]
     for suffix in others:
         faults.add(quoted(f"{key}.{suffix}"), f"the sample has a picture .{first} already")
-    caption = _caption(sample)
+    try:
+        caption = _caption(sample, encoding)
+    except UnicodeError:
+        fault = f"the caption in its JSON is not {shown(encoding)}"
+        faults.add(quoted(f"{key}.{first or 'json'}"), fault, bytes(sample["json"]))
+        return 0
     try:
         if first:
             _write_file(folder / f"{key}.{first}", sample[first])
@@ -291,20 +320,26 @@ def _write_file(path: Path, content: bytes) -> None:
     os.utime(path, ns=(0, 0))  # equal on all nodes: pictures are known by it
 
 
-def _caption(sample: dict[str, Any]) -> bytes | None:
-    """Return the caption of ``sample``, of a text member or of its JSON, as a file."""
+def _caption(sample: dict[str, Any], encoding: str) -> bytes | None:
+    """Return the caption of ``sample``, of a text member or of its JSON, as a file.
+
+    Raises UnicodeError if the JSON is of another codec.
+    """
     for suffix in ("txt", "caption"):
         if suffix in sample:
             return bytes(sample[suffix])
-    try:
-        content = json.loads(sample.get("json", b"{}"))
+    member = bytes(sample.get("json", b"{}"))
+    try:  # of bytes in UTF-8 or UTF-16
+        content = json.loads(member if shown(encoding) == "UTF-8" else text_of(member, encoding))
+    except UnicodeError:
+        raise
     except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict):
         return None
     texts = (content.get(column) for column in COLUMNS)
     text = next((text for text in texts if isinstance(text, str)), None)
-    return None if text is None else text.encode("utf-8", "replace")
+    return None if text is None else text.encode("utf-8-sig", "replace")
 
 
 # What a shard holds, kept in the cache while the shard itself is not: names, sizes and captions.
@@ -319,6 +354,8 @@ class ShardListing:
     """Files of its folder that are not used, with the reason."""
     faults: dict[str, str]
     """What was left out when it was unpacked, with the reason."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Files of both kinds that are no pictures of the user's."""
 
     def write(self, path: Path) -> None:
         """Write it to the file ``path``."""
@@ -326,17 +363,19 @@ class ShardListing:
             "pictures": [[each.name, each.size, each.caption] for each in self.pictures],
             "skipped": self.skipped,
             "faults": self.faults,
+            "left_out": self.left_out,
         }
         with atomic_write_by_several(path) as partial:
             partial.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
             sync(partial)
 
 
-def list_shard(folder: Path) -> ShardListing:
-    """Return what is in ``folder``, into which a shard was unpacked."""
-    faults = read_faults(folder)
-    listing = list_pictures(folder, may_be_empty=bool(faults))
-    return ShardListing(tuple(listing.pictures), listing.skipped, faults)
+def list_shard(folder: Path, encoding: str) -> ShardListing:
+    """Return what is in ``folder``, into which a shard was unpacked, with its captions in ``encoding``."""
+    faults, others = read_faults(folder), read_faults(folder, LEFT_OUT)
+    listing = list_pictures(folder, may_be_empty=bool(faults), encoding=encoding)
+    left_out = listing.left_out | others
+    return ShardListing(tuple(listing.pictures), listing.skipped, faults, left_out)
 
 
 def read_listing(path: Path) -> ShardListing | None:
@@ -344,7 +383,8 @@ def read_listing(path: Path) -> ShardListing | None:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         pictures = (PictureFile(name, size, 0, text) for name, size, text in values["pictures"])
-        return ShardListing(tuple(pictures), dict(values["skipped"]), dict(values["faults"]))
+        reasons = values["skipped"], values["faults"], values.get("left_out", {})
+        return ShardListing(tuple(pictures), *map(dict, reasons))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -352,13 +392,16 @@ def read_listing(path: Path) -> ShardListing | None:
 def joined(folder: Path, shards: Iterable[ShardListing]) -> Listing:
     """Return ``shards`` as they are listed if all of them are unpacked in ``folder``."""
     pictures, skipped, faults = list[PictureFile](), dict[str, str](), dict[str, str]()
+    left_out = dict[str, str]()
     for shard in shards:
         pictures += shard.pictures
         skipped |= shard.skipped
         faults |= shard.faults
+        left_out |= shard.left_out
     pictures.sort(key=lambda each: in_order(each.name))
     reasons = dict(sorted(skipped.items())) | dict(sorted(faults.items()))
-    return Listing(folder, pictures, reasons, is_streamed=True)
+    left_out = dict(sorted(left_out.items()))
+    return Listing(folder, pictures, reasons, left_out, is_streamed=True)
 
 
 # The rows of a parquet file of captions, read within bounds.
