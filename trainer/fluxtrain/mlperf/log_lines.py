@@ -123,15 +123,16 @@ def target_of(lines: Sequence[LogLine]) -> float | None:
     return stated[-1].measured if stated and not closed else MLPERF_TARGET_LOSS
 
 
-def reaches(line: LogLine, target: float | None) -> bool:
+def reaches(line: LogLine, target: float) -> bool:
     """Return whether the value of an evaluation is above 0 and at most ``target``."""
-    return target is not None and line.measured is not None and 0 < line.measured <= target
+    return line.measured is not None and 0 < line.measured <= target
 
 
 def outcome(lines: Sequence[LogLine]) -> Outcome:
     """Return whether the run has begun, trains, or how it ended: converged if it reached its target.
 
-    ``aborted`` is a run that its log calls so, although it has no target or reached it.
+    A run without one converged if it reached the benchmark's, as for MLCommons' tools. ``aborted`` is one
+    that its log calls so, although it has no target or reached it.
     """
     events = [line for line in lines if not line.fault]
     progress = [line for line in events if line.key in _PROGRESS]
@@ -140,8 +141,9 @@ def outcome(lines: Sequence[LogLine]) -> Outcome:
         return "training" if begun else "waiting"
     succeeded = progress[-1].fields["metadata"].get("status") == "success"
     target = target_of(events)
+    needed = MLPERF_TARGET_LOSS if target is None else target
+    if any(reaches(line, needed) for line in events if line.key == "eval_accuracy"):
+        return "converged" if succeeded else "aborted"
     if target is None:
         return NO_TARGET if succeeded else "aborted"
-    if not any(reaches(line, target) for line in events if line.key == "eval_accuracy"):
-        return "not converged"
-    return "converged" if succeeded else "aborted"
+    return "not converged"
