@@ -219,3 +219,13 @@ def test_a_contact_sheet_beside_shards_leaves_them_shards(folder: Path, tmp_path
     (shards / "s-0.tar").touch()
     save_contact_sheet(shards / "contact-sheet.png", looked_at(folder, SIZE))
     assert source_of("shards", shards) == str(shards)
+
+
+def test_a_contact_sheet_that_nobody_asked_for_may_be_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/proc")  # a folder in which nothing can be written
+    assert main(["data", "check", str(folder), f"--image-size={SIZE}", ANY]) == 0
+    printed = capsys.readouterr()
+    assert "6 pictures can be used" in printed.out
+    assert "--contact-sheet contact-sheet.png: cannot be written" in printed.err

@@ -295,7 +295,7 @@ def texts_beside(path: Path) -> Iterator[Path]:
     """Yield the text files beside the picture ``path``, of which the first with a caption is used."""
     for extension in (*EXTENSIONS, *map(str.upper, EXTENSIONS)):
         beside = path.with_suffix(extension)
-        if beside.is_file() or beside.is_symlink():  # a broken link is told when it is read
+        if beside.is_file() or beside.is_symlink():  # a broken link is named when it is read
             yield beside
 
 
