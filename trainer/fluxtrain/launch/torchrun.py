@@ -264,6 +264,7 @@ class ElasticAgent(LocalElasticAgent):
         """Take what torchrun's agent takes; ``progress`` prints the stacks of stalled trainers."""
         options["exit_barrier_timeout"] = _EXIT_BARRIER_SECONDS
         super().__init__(*arguments, **options)
+        self._shutdown_timeout = int(os.environ.get(ENV_SHUTDOWN_SECONDS, _SHUTDOWN_SECONDS))
         self._peers, self._progress = peers, progress
         self._has_failed = False  # the trainers before the present rendezvous
         self._were_stopped = False
@@ -271,23 +272,22 @@ class ElasticAgent(LocalElasticAgent):
         self._num_kills = 0  # out of memory, before the present trainers started
 
     def _shutdown(
-        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = _RESTART_SECONDS
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: int | None = None
     ) -> None:
         if isinstance(sys.exception(), SignalException):
             # Slurm signals every process of a step, and some twice: the end must not be interrupted
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if death_sig != signal.SIGKILL:
             self._progress.print_if_stalled()
-        super()._shutdown(death_sig, timeout)
+        if self._pcontext is not None:  # torch's own method takes the seconds from 2.12 on
+            self._pcontext.close(death_sig, self._shutdown_timeout if timeout is None else timeout)
+        super()._shutdown(death_sig)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         seconds = self._peers.stop_seconds()
         if seconds is None:
-            super()._stop_workers(worker_group)
-        elif seconds == 0:
-            self._shutdown(signal.SIGKILL)
-        else:
-            self._shutdown(signal.SIGTERM, seconds)
+            seconds = _RESTART_SECONDS
+        self._shutdown(signal.SIGTERM if seconds else signal.SIGKILL, seconds)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._result = super()._monitor_workers(worker_group)
@@ -465,11 +465,7 @@ def _launch(
     # the caller reports the errors
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
-    parser = get_args_parser()
-    if any("--shutdown-timeout" in action.option_strings for action in parser._actions):
-        seconds = os.environ.get(ENV_SHUTDOWN_SECONDS, _SHUTDOWN_SECONDS)
-        torchrun_arguments = [f"--shutdown-timeout={seconds}", *torchrun_arguments]
-    arguments = parser.parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
+    arguments = get_args_parser().parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
     _divide_cores(launch_config.nproc_per_node)
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _NUM_RECORDED)
