@@ -13,7 +13,7 @@ from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.full_tensor import full_tensor
 from torch import Tensor, nn
-from torch.distributed._composable.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from fluxtrain import optim

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils.checkpoint import checkpoint
@@ -39,11 +39,6 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
 
-try:
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-except ImportError:  # ROCm images with torch < 2.6 have FSDP2 at its older path
-    from torch.distributed._composable.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
 DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -71,6 +66,9 @@ def build_model(
             ((name, _given(model, adapters, name, value)) for name, value in drawn),
         )
     load_weights(model, initial, world.device, alive)
+    if isinstance(model, FSDPModule):
+        # torch < 2.10 gives uneven parts new memory here: an optimizer made before would change the old one
+        model._get_fsdp_state()._lazy_init()
     return model
 
 
