@@ -202,6 +202,14 @@ def _groups(model: Flux) -> dict[Axis, dist.ProcessGroup]:
 
 _C10D = torch.ops.c10d
 _FUNCTIONAL = torch.ops._c10d_functional
+_FLASH = "_scaled_dot_product_flash_attention"
+_FORMULAS = {
+    getattr(torch.ops.aten, f"{_FLASH}_for_cpu{suffix}"): flop_registry[
+        getattr(torch.ops.aten, f"{_FLASH}{suffix}")
+    ]
+    for suffix in ("", "_backward")
+} | flop_registry
+"""Operator -> torch's formula of its FLOP; torch < 2.13 has none of attention on CPUs."""
 _WITHOUT_KERNEL = {
     "aten::_unsafe_view",
     "aten::detach",
@@ -225,6 +233,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count the collectives of ``groups``, by the name of their mesh axis."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._axes: dict[str, Axis] = {group.group_name: axis for axis, group in groups.items()}
+        self._alone = {group.group_name for group in groups.values() if group.size() == 1}
+        """Groups that send nothing: with torch < 2.10 FSDP2 may have one rank."""
         self._bytes = Counter[tuple[Axis, Operation]]()
         self._calls = Counter[tuple[Axis, Operation]]()
         self.kernels = 0
@@ -247,7 +257,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         self._count(func, args)
         result = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func.overloadpacket)
+        formula = _FORMULAS.get(func.overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **(kwargs or {}), out_val=result)
         return result
@@ -270,6 +280,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, operation: Operation, group: Any, *content: Tensor) -> None:
         name = group if isinstance(group, str) else dist.ProcessGroup.unbox(group).group_name
+        if name in self._alone:
+            return
         key = self._axes[name], operation
         self._calls[key] += 1
         self._bytes[key] += sum(tensor.nbytes for tensor in content)
