@@ -22,7 +22,7 @@ PUBLIC_KEY ?=
 INSTALL = $(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick test-isa check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick test-isa test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -54,6 +54,10 @@ test-quick: setup ## the tests that need no cluster and start no training of the
 test-isa: setup ## the tests of numbers with the kernels of older processors, one after the other (ISA_TESTS=)
 	@for isa in $(ISA); do echo "$$isa"; \
 	env $$isa $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
+
+test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 or a path
+	@env -u TORCH -u PYTHON $(MAKE) --no-print-directory MAKEFLAGS= setup
+	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
 check: setup ## format, lint, types, layers, generated files up to date
 	$(BIN)/ruff format --check --quiet .

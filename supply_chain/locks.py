@@ -14,7 +14,7 @@ IMAGES = ("operator", "trainer")
 EXTRAS = ("tensorboard", "wandb")
 """Optional packages of the trainer image."""
 LOCKS = (*IMAGES, *EXTRAS)
-_UV = "uv==0.13.9"
+UV = "uv==0.13.9"
 _PIN = re.compile(
     r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]*?))?\s*\\?$"
 )
@@ -58,7 +58,7 @@ def read_lock(image: str, root: Path = ROOT) -> list[Package]:
 
 def write_locks() -> None:
     """Resolve the requirements of all locks with uv, in the versions of constraints.txt."""
-    uv = installed(_UV) / "uv"
+    uv = installed(UV) / "uv"
     for image in LOCKS:
         command = [
             *(uv, "pip", "compile", "--quiet", "--generate-hashes", "--universal"),

@@ -118,7 +118,7 @@ class _Trainer:
                 self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = float("inf")) -> int:
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:

@@ -171,6 +171,7 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
     assert message["processRestarts"] == 0, "a lost node uses no restart of its peers"
 
 
+@pytest.mark.torch_range
 def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents) -> None:
     agents.configure({"schedule": {"steps": 80}})
     agents.service("2:2")
@@ -285,6 +286,7 @@ def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
     agents.wait_for(lambda: len(children(agent.pid)) == 1)
 
 
+@pytest.mark.torch_range
 def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
     agents.service("1:1")
     agent = agents.agent()
@@ -369,6 +371,7 @@ def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
     assert list(losses(agents.output)) == list(range(1, 81))
 
 
+@pytest.mark.torch_range
 def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> None:
     """The service is replaced by one that ends their generation, as the operator does."""
     agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})

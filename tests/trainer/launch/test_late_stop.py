@@ -72,6 +72,7 @@ def test_a_run_that_is_over_is_a_success(tmp_path: Path, moment: str) -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.torch_range
 def test_a_run_that_has_more_to_do_is_stopped(tmp_path: Path) -> None:
     output = tmp_path / "run"
     run(output, 2, "end")

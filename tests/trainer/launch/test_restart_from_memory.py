@@ -73,6 +73,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.torch_range
 @slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_a_killed_process_costs_at_most_two_intervals(
@@ -91,6 +92,7 @@ def test_a_killed_process_costs_at_most_two_intervals(
     assert not volume_of(output).exists()
 
 
+@pytest.mark.torch_range
 @slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_leaves_nothing_in_memory(tmp_path: Path, signum: signal.Signals) -> None:

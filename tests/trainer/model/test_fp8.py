@@ -72,6 +72,7 @@ def error(actual: Tensor, right: Tensor) -> float:
     return float((actual.double() - right).norm() / right.norm())
 
 
+@pytest.mark.torch_range
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_three_products_are_those_of_factors_rounded_to_fp8(recipe: Recipe) -> None:
     layer = linear(recipe)
@@ -100,6 +101,7 @@ def torchs_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
+@pytest.mark.torch_range
 @pytest.mark.usefixtures("torchs_kernel")
 @pytest.mark.parametrize("dialect", [OCP, FNUZ], ids=["ocp", "fnuz"])
 def test_products_equal_those_of_torchs_kernel(dialect: Dialect) -> None:
@@ -114,7 +116,8 @@ def test_products_equal_those_of_torchs_kernel(dialect: Dialect) -> None:
         values, unit = rounded(x, dtype, None)
         assert values.double().abs().max() == torch.finfo(dtype).max
         worst = ((values.double() * unit - x).abs() / x.abs().clamp(min=float(unit))).max()
-        assert worst <= torch.finfo(dtype).eps / 2 * 1.01
+        step = 2.0 ** -(3 if "e4m3" in str(dtype) else 2)  # finfo's of e5m2fnuz was half of it
+        assert worst <= step / 2 * 1.01
 
 
 @pytest.mark.usefixtures("torchs_kernel")
@@ -245,8 +248,10 @@ def test_training_follows_bfloat16(
     assert found == pytest.approx(plain, rel=0.01)
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile by itself
 def test_compiled_blocks_train_in_fp8(plain: list[float], tmp_path: Path) -> None:
     found = train(tmp_path / "run", "tensorwise", compile=True, activation_checkpointing=1.0)
     assert found == pytest.approx(plain, rel=0.01)

@@ -24,6 +24,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.optim import optimizer as optimizer_module
 from fluxtrain.optim.optimizer import Optimizer, Range, key_of, random_numbers, rounded
 from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.parallelize import finish_sharding
 from fluxtrain.state.checkpoint import training_state
 
 CPU = torch.device("cpu")
@@ -217,7 +218,7 @@ def test_an_evaluation_of_averages_gives_the_weights_back_to_the_bit() -> None:
 def sharded(world: World) -> Layers:
     layers = Layers()
     if world.size > 1:
-        fully_shard(layers, mesh=world.mesh(1))
+        finish_sharding(fully_shard(layers, mesh=world.mesh(1)))
     return layers
 
 

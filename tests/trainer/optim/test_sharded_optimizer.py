@@ -21,6 +21,7 @@ from fluxtrain.contract.run.optim import OptimConfig, ProdigyConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.optim.optimizer import Optimizer
 from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.parallelize import finish_sharding
 from fluxtrain.state.checkpoint import training_state
 
 SHAPES = ((7, 3), (1,), (4, 2), (2, 5), (6,), (5, 300))
@@ -57,7 +58,7 @@ class Layers(nn.Module):
 def sharded(world: World, replicas: int) -> Layers:
     layers = Layers()
     if world.size > 1:
-        fully_shard(layers, mesh=world.mesh(replicas))
+        finish_sharding(fully_shard(layers, mesh=world.mesh(replicas)))
     return layers
 
 
@@ -135,6 +136,7 @@ def continued(
     return new, other
 
 
+@pytest.mark.torch_range
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_every_optimizer_takes_the_same_steps_on_shards_and_when_continued(
     tmp_path: Path, size: int
@@ -145,6 +147,7 @@ def test_every_optimizer_takes_the_same_steps_on_shards_and_when_continued(
     assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
 
 
+@pytest.mark.torch_range
 @pytest.mark.parametrize(("size", "replicas"), [(1, 1), (2, 1), (3, 1), (4, 2), (4, 4)])
 def test_steps_on_shards_equal_torchs_on_dtensors(tmp_path: Path, size: int, replicas: int) -> None:
     paths = RunPaths(tmp_path, tmp_path, tmp_path)

@@ -157,6 +157,7 @@ def run_unfit(arguments: tuple[str, ...], log: Path) -> None:
     run_command(arguments, environment(), log, log)
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 def test_torchrun_ends_with_the_code_and_names_the_rank(tmp_path: Path) -> None:
     arguments: Any = ("run", str(MICRO), "--output", str(tmp_path / "run"), "--processes", "2")

@@ -175,6 +175,7 @@ def test_nothing_is_compiled_after_the_clock_has_started(tmp_path: Path) -> None
         assert losses(tmp_path / "run", key) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 def test_the_code_of_compiled_blocks_computes_the_same(tmp_path: Path) -> None:
     parallel = {"compile": True, "activation_checkpointing": 0.5}  # the second block is recomputed

@@ -47,6 +47,7 @@ def compiled(folder: Path, key: bytes, own: Path) -> Answer:
     return answers.get()
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 def test_a_process_with_the_key_of_the_job_has_what_another_has_compiled(tmp_path: Path) -> None:
     assert compiled(tmp_path, KEY, tmp_path / "first") == (False, 0, 1)

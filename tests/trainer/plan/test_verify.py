@@ -61,7 +61,7 @@ def row_of(found: Comparison, name: str) -> Row:
                 "parallel": {"micro_batch_size": 8, "activation_checkpointing": 0.5},
             },
         ),
-        ("micro", 2, 4, {}),
+        pytest.param("micro", 2, 4, {}, marks=pytest.mark.torch_range),
         (
             "openmoji",
             64,
@@ -96,14 +96,20 @@ def row_of(found: Comparison, name: str) -> Row:
                 "parallel": {"attention": "math", "activation_checkpointing": 0.5},
             },
         ),
-        ("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}),
+        pytest.param("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}, marks=pytest.mark.torch_range),
         ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS}),
         ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"dora": True, "base_dtype": "fp8"}}),
+        pytest.param(
+            "dev-lora",
+            1,
+            8,
+            {"model": FEW_BLOCKS, "adapter": {"dora": True, "base_dtype": "fp8"}},
+            marks=pytest.mark.torch_range,
+        ),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": {"base_dtype": "fp8"}}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": ATTENTION_ONLY}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": NO_MODULATIONS}),
@@ -125,14 +131,22 @@ def row_of(found: Comparison, name: str) -> Row:
             },
         ),
         ("openmoji", 1, 8, {"optim": {"name": "prodigy", "learning_rate": 1.0}}),
-        ("openmoji", 1, 8, {"optim": {"name": "schedule_free_adamw"}}),
+        pytest.param(
+            "openmoji",
+            1,
+            8,
+            {"optim": {"name": "schedule_free_adamw"}},
+            marks=pytest.mark.torch_range,
+        ),
         ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),
         ("openmoji", 1, 8, {"optim": {"name": "adafactor", "ema_decay": 0.999}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adafactor"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adamw_8bit"}}),
         # weights in bfloat16: of small models the update in float32 is the peak
         ("micro", 1, 1, {**BFLOAT16, "optim": {"name": "prodigy", "learning_rate": 1.0}}),
-        ("micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}),
+        pytest.param(
+            "micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}, marks=pytest.mark.torch_range
+        ),
         ("micro", 1, 8, {**BFLOAT16, "optim": {"name": "adafactor", "ema_decay": 0.999}}),
         (
             "dev-finetune",
@@ -262,6 +276,7 @@ def test_the_table_tells_what_is_compared(capsys: pytest.CaptureFixture[str]) ->
         assert part in text
 
 
+@pytest.mark.torch_range
 def test_a_group_is_left_and_no_second_one_joined() -> None:
     with fake_world(2, 3) as world:
         assert (world.size, world.local_size, world.num_nodes) == (6, 3, 2)

@@ -65,6 +65,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert run_state.latest(tmp_path) == tmp_path / "step_0000000003"
 
 
+@pytest.mark.torch_range
 def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     saved = save(tmp_path, 7)
     other = make_state(make_config(), seed=1)
@@ -119,6 +120,7 @@ def test_other_folders_are_left_alone(tmp_path: Path) -> None:
     assert run_state.latest(tmp_path / "nowhere") is None
 
 
+@pytest.mark.torch_range
 def test_nothing_is_pickled(tmp_path: Path) -> None:
     save(tmp_path, 1)
     names = {path.suffix for path in (tmp_path / "step_0000000001").iterdir()}

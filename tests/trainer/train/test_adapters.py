@@ -92,6 +92,7 @@ def reference(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.torch_range
 def test_a_checkpoint_has_the_adapters_only(reference: Path) -> None:
     config = resolve(RUN)
     assert config.adapter is not None
@@ -131,6 +132,7 @@ def test_the_loss_falls(reference: Path) -> None:
     assert curve[STEPS] < 0.98 * curve[2]
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "change"), [(3, RECOMPUTED)])
 def test_several_ranks_train_the_adapters_of_one(
@@ -156,6 +158,7 @@ def test_ranks_in_bfloat16_follow_one(models: Path, tmp_path: Path) -> None:
     assert one == pytest.approx(two, rel=0.01)
 
 
+@pytest.mark.torch_range
 @pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_run_that_crashed_ends_with_the_same_adapters(

@@ -68,6 +68,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.torch_range
 def test_losses_are_close_to_those_of_float32_weights(tmp_path: Path) -> None:
     for weights in ("float32", "bfloat16"):
         finish(paths_of(tmp_path / weights), precision={"weights": weights}, schedule={"steps": 50})
@@ -130,6 +131,7 @@ def test_a_checkpoint_has_bfloat16_weights_and_float32_moments(reference: Path) 
     assert sum(sizes) == 2 * sum(numbers)
 
 
+@pytest.mark.torch_range
 @pytest.mark.parametrize(("size", "in_memory"), [(1, False), (1, True), (2, True)])
 def test_a_killed_run_resumes_to_the_bit(
     reference: Path, tmp_path: Path, size: int, in_memory: bool

@@ -141,6 +141,7 @@ def test_losses_do_not_depend_on_parallelism_and_batching(
     assert_first_steps(tmp_path / "run", reference, tolerance)
 
 
+@pytest.mark.torch_range
 def test_a_killed_and_resumed_run_has_bit_equal_losses(reference: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=3")

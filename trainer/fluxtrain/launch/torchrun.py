@@ -285,9 +285,8 @@ class ElasticAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         seconds = self._peers.stop_seconds()
-        if seconds is None:
-            seconds = _RESTART_SECONDS
-        self._shutdown(signal.SIGTERM if seconds else signal.SIGKILL, seconds)
+        death_sig = signal.SIGKILL if seconds == 0 else signal.SIGTERM
+        self._shutdown(death_sig, seconds or _RESTART_SECONDS)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._result = super()._monitor_workers(worker_group)

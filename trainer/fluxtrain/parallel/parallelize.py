@@ -66,10 +66,17 @@ def build_model(
             ((name, _given(model, adapters, name, value)) for name, value in drawn),
         )
     load_weights(model, initial, world.device, alive)
-    if isinstance(model, FSDPModule):
-        # torch < 2.10 gives uneven parts new memory here: an optimizer made before would change the old one
-        model._get_fsdp_state()._lazy_init()
+    finish_sharding(model)
     return model
+
+
+def finish_sharding(model: nn.Module) -> None:
+    """Let FSDP2 initialize ``model`` now, not at its first forward; nothing happens without FSDP2.
+
+    There torch < 2.10 gives uneven parts new memory: an optimizer made before would change the old one.
+    """
+    if isinstance(model, FSDPModule):
+        model._get_fsdp_state()._lazy_init()
 
 
 def _of_text_encoder(clip: ClipWeights | None) -> Iterator[tuple[str, Tensor]]:
