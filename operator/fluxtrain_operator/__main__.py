@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
+
+from fluxtrain.runtime import program
 
 
 def main() -> int:
@@ -14,6 +15,13 @@ def main() -> int:
         os.getpid() == 1
     ):  # in a container: the kernel ignores signals without a handler for process 1
         signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(0))
+    program.use_utf8()
+    return program.run("fluxtrain_operator", "operator", _operate)
+
+
+def _operate() -> int:
+    import asyncio
+
     from fluxtrain_operator import operate  # imports for seconds
     from fluxtrain_operator.names import RECURSION_LIMIT
 

@@ -5,3 +5,17 @@ contexts, credential plugins, proxies, impersonation. exec and logs need no seco
 protocols, and the plugin runs with the wheel's two basic dependencies alone. The price is about 0.2 s a call;
 calls for several pods run at a time.
 """
+
+from fluxtrain.runtime import program
+
+
+def run() -> int:
+    """Run the plugin with the arguments of the process; return its exit code."""
+
+    def run_command() -> int:
+        from fluxtrain_operator.kubectl.main import main  # imports for half a second
+
+        return main()
+
+    program.use_utf8()
+    return program.run("kubectl fluxtrain", "operator", run_command)

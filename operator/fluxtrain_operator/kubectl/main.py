@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -60,13 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KubectlError as error:
         _report(f"error: {error}")
         return error.exit_code
-    except KeyboardInterrupt:
-        return EXIT_ERROR
-    except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python reports it at its end
-        return EXIT_OK
 
 
 def _run(parsed: argparse.Namespace, kubectl: Kubectl) -> int:
@@ -137,7 +129,3 @@ def _name(text: str) -> str:
 
 def _report(text: str) -> None:
     print(f"{_PROG}: {printable(text)}", file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,9 +35,9 @@ from fluxtrain.contract.process import (
 )
 from fluxtrain.errors import EXIT_STOPPED, FluxtrainError
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.environment import emptied, prepare_for_gpus
+from fluxtrain.launch.environment import emptied, prepare_for_gpus, process_start
 from fluxtrain.launch.rendezvous_handler import BACKEND, MembershipRendezvous, register
-from fluxtrain.launch.torchrun import FatalTrainerError, Peers, process_start, raise_on_fatal_error
+from fluxtrain.launch.torchrun import FatalTrainerError, Peers, raise_on_fatal_error
 from fluxtrain.rendezvous.client import Client
 from fluxtrain.rendezvous.messages import Heartbeat, Key, rank_order_key
 from fluxtrain.report.progress import write_termination_log

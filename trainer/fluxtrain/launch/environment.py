@@ -10,6 +10,7 @@ import resource
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,7 +64,7 @@ def raise_memlock_limit() -> int | None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    may_exceed = has_capability(_PROCESS_STATUS.read_text(), _CAP_IPC_LOCK)
+    may_exceed = has_capability(_PROCESS_STATUS.read_text(encoding="utf-8"), _CAP_IPC_LOCK)
     return None if hard == resource.RLIM_INFINITY or may_exceed else hard
 
 
@@ -182,3 +183,26 @@ def _watched(volume: Path) -> MemoryWatch:
         return bool(snapshots)
 
     return MemoryWatch(volume, remove, _RESERVE_PART)
+
+
+# The time at which this process began: the start of MLPerf's initialisation, before anything is
+# imported.
+
+
+_START_FIELD = 19
+"""Index of the start, in clock ticks since boot, in /proc/PID/stat after the name of the process."""
+
+
+def process_start(root: Path = Path("/proc")) -> float:
+    """Return the Unix time at which this process began, by its kernel; the present time without /proc."""
+    now = time.time()
+    try:
+        fields = (root / "self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        ticks, uptime = (
+            int(fields[_START_FIELD]),
+            float((root / "uptime").read_text(encoding="utf-8").split()[0]),
+        )
+    except (OSError, ValueError, IndexError):
+        return now
+    age = uptime - ticks / os.sysconf("SC_CLK_TCK")
+    return now - max(0.0, age)

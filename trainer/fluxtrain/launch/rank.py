@@ -24,7 +24,6 @@ from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
     EXIT_OK,
-    EXIT_STOPPED,
     EXIT_STORAGE,
     EXIT_UNFIT,
     EXIT_USAGE,
@@ -34,6 +33,7 @@ from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import publish
 from fluxtrain.report.sinks import require_packages
 from fluxtrain.runtime.devices import bind_near_gpu
+from fluxtrain.runtime.program import missing_package, write_any_text
 from fluxtrain.runtime.progress import Progress
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -57,10 +57,11 @@ FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE, EXIT_UNFIT)
 
 def main() -> int:
     """Run this rank with torchrun's environment; return its exit code."""
+    write_any_text()
     _print_stacks_on_signal()
     paths = RunPaths.from_environment(os.environ)
     try:
-        text = Path(os.environ[ENV_CONFIG]).read_text()
+        text = Path(os.environ[ENV_CONFIG]).read_text(encoding="utf-8")
         config = validate(RunConfig, json.loads(text), "spec.run")
         require_packages(config)
         paths.output.mkdir(parents=True, exist_ok=True)
@@ -74,9 +75,9 @@ def main() -> int:
             return _report(traceback.format_exc(), EXIT_ERROR)
         path = error.filename or paths.output
         return _report(f"{path}: cannot be written or read ({error.strerror})", EXIT_STORAGE)
-    except KeyboardInterrupt:
-        return _report("stopped before the first step", EXIT_STOPPED)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (text := missing_package(error)):
+            return _report(text, EXIT_USAGE)
         return _report(traceback.format_exc(), EXIT_ERROR)
 
 
@@ -138,10 +139,12 @@ def _report(message: str, exit_code: int) -> int:
         print(message, file=sys.stderr, flush=True)
         return exit_code
     record = {"message": message, "timestamp": int(time.time())}
-    Path(error_file).write_text(json.dumps(record))
+    Path(error_file).write_text(json.dumps(record), encoding="utf-8")
     fatal_error_file = os.environ.get(ENV_FATAL_ERROR)
     if fatal_error_file is not None and exit_code in FINAL_CODES:
-        Path(fatal_error_file).write_text(json.dumps({"code": exit_code, "message": message}))
+        Path(fatal_error_file).write_text(
+            json.dumps({"code": exit_code, "message": message}), encoding="utf-8"
+        )
         os.kill(os.getppid(), signal.SIGUSR1)
     return exit_code
 

@@ -32,6 +32,7 @@ from fluxtrain.contract.run.config import RunConfig, value_at
 from fluxtrain.errors import (
     EXIT_DIVERGED,
     EXIT_ERROR,
+    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_STOPPED,
     EXIT_STORAGE,
@@ -86,11 +87,11 @@ def run(
                 return _train(config, paths, nodes, rendezvous, arguments, _OF_ALL)
             with _service(config, paths, nodes, endpoint, setup) as (key, sessions):
                 rendezvous = _rendezvous(nodes, endpoint, key, setup, is_first=True)
-                of_all = (*_OF_ALL, EXIT_STOPPED)  # it takes the rendezvous along
+                of_all = (*_OF_ALL, EXIT_STOPPED, EXIT_INTERRUPTED)  # it takes the rendezvous along
                 code, message = _train(config, paths, nodes, rendezvous, arguments, of_all)
                 _serve_others(sessions, code)
                 return code, message
-    except (SignalException, KeyboardInterrupt):
+    except SignalException:
         return EXIT_STOPPED, "stopped before training began"
 
 
@@ -156,7 +157,7 @@ def _train(
         joined(rendezvous) as peers,
     ):
         path = Path(folder) / CONFIG_FILE
-        path.write_text(json.dumps(config.model_dump(mode="json")))
+        path.write_text(json.dumps(config.model_dump(mode="json")), encoding="utf-8")
         count = nodes.min_nodes, nodes.wanted_nodes
         torchrun.prepare_environment(path, replace(paths, snapshots=volume, num_nodes=count))
         if interface := interface_of(rendezvous.local_address):
@@ -195,7 +196,7 @@ def _run_until_done(
 def _differences(config: RunConfig, other: Path) -> str:
     """Return the fields of ``config`` that differ from the config in the file ``other``, as a clause."""
     try:
-        theirs, ours = json.loads(other.read_text()), config.model_dump(mode="json")
+        theirs, ours = json.loads(other.read_text(encoding="utf-8")), config.model_dump(mode="json")
     except (OSError, ValueError):
         return ""
     paths = [field.path for field in iter_fields(RunConfig)]
@@ -205,7 +206,7 @@ def _differences(config: RunConfig, other: Path) -> str:
 
 def _serve_others(sessions: Sessions, code: int) -> None:
     """Serve until the other nodes have ended; only a moment if this node was stopped or ended the run."""
-    if code in (EXIT_OK, EXIT_STOPPED, *_OF_ALL):
+    if code in (EXIT_OK, EXIT_STOPPED, EXIT_INTERRUPTED, *_OF_ALL):
         sessions.close(code)
         deadline = time.monotonic() + _LINGER_SECONDS
         while sessions.members()["alive"] and time.monotonic() < deadline:

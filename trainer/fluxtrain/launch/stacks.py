@@ -70,11 +70,11 @@ def _state(folder: Path) -> str:
 
 def _after_name(folder: Path) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; the name before may contain anything."""
-    return (folder / "stat").read_text().rpartition(")")[2].split()
+    return (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
 
 
 def _handles_signal(folder: Path) -> bool:
     """Return whether the process has a handler of the signal; without one it would end."""
-    lines = (folder / "status").read_text().splitlines()
+    lines = (folder / "status").read_text(encoding="utf-8").splitlines()
     mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(mask, 16) & 1 << (STACKS_SIGNAL - 1))

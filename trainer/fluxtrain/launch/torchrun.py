@@ -52,8 +52,15 @@ from fluxtrain.data.formats.convert import SlowRandomAccess
 from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, DataError, StorageError
-from fluxtrain.launch.environment import local_volume, prepare_for_gpus
+from fluxtrain.errors import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_STOPPED,
+    DataError,
+    StorageError,
+)
+from fluxtrain.launch.environment import local_volume, prepare_for_gpus, process_start
 from fluxtrain.parallel.compile import compiles
 from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain.picture_cache.stage import check_pictures
@@ -61,6 +68,7 @@ from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import LATE, RankProgress, read_ranks
 from fluxtrain.report.sinks import require_packages
 from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.program import without_interrupts
 from fluxtrain.runtime.progress import Progress, handled
 from fluxtrain.sample.prompts import check_sampling
 from fluxtrain.state.free_memory import out_of_memory_kills
@@ -75,26 +83,6 @@ from fluxtrain.state.run_state import (
     step_of,
 )
 from fluxtrain.weights.reader import initial_weights, require_same_base
-
-# The time at which this process began: the start of MLPerf's initialisation, before anything is
-# imported.
-
-
-_START_FIELD = 19
-"""Index of the start, in clock ticks since boot, in /proc/PID/stat after the name of the process."""
-
-
-def process_start(root: Path = Path("/proc")) -> float:
-    """Return the Unix time at which this process began, by its kernel; the present time without /proc."""
-    now = time.time()
-    try:
-        fields = (root / "self/stat").read_text().rpartition(")")[2].split()
-        ticks, uptime = int(fields[_START_FIELD]), float((root / "uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return now
-    age = uptime - ticks / os.sysconf("SC_CLK_TCK")
-    return now - max(0.0, age)
-
 
 # Errors of a trainer that a restart by torchrun would only repeat.
 
@@ -114,7 +102,7 @@ def raise_on_fatal_error(path: Path) -> Iterator[None]:
     os.environ[ENV_FATAL_ERROR] = str(path)
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        error = json.loads(path.read_text())
+        error = json.loads(path.read_text(encoding="utf-8"))
         raise FatalTrainerError(error["code"], error["message"])
 
     with handled(handle, signal.SIGUSR1):
@@ -276,7 +264,8 @@ class ElasticAgent(LocalElasticAgent):
     ) -> None:
         if isinstance(sys.exception(), SignalException):
             # Slurm signals every process of a step, and some twice: the end must not be interrupted
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            _ignore_stops()
+            death_sig = signal.SIGTERM  # trainers do not hear SIGINT
         if death_sig != signal.SIGKILL:
             self._progress.print_if_stalled()
         if self._pcontext is not None:  # torch's own method takes the seconds from 2.12 on
@@ -309,7 +298,8 @@ class ElasticAgent(LocalElasticAgent):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         self._num_kills = num_out_of_memory_kills()
         os.environ[ENV_GENERATION] = str(self._peers.generation())
-        ids: dict[int, Any] = super()._start_workers(worker_group)
+        with without_interrupts():  # in trainers too, which SIGTERM stops: its end is no traceback
+            ids: dict[int, Any] = super()._start_workers(worker_group)
         return ids
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -462,7 +452,9 @@ def _launch(
     torchrun_arguments: list[str], paths: RunPaths, agent: Callable[..., LocalElasticAgent]
 ) -> tuple[int, str]:
     # the caller reports the errors
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    elastic = logging.getLogger("torch.distributed.elastic")  # its modules' loggers have own levels
+    elastic.addHandler(logging.NullHandler())
+    elastic.propagate = False
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     arguments = get_args_parser().parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
@@ -479,7 +471,7 @@ def _launch(
     except (SignalException, KeyboardInterrupt) as error:
         if not _is_over(paths.output, before):
             signum = error.sigval if isinstance(error, SignalException) else signal.SIGINT
-            return EXIT_STOPPED, _stop_message(paths, signum)
+            return _stopped(paths, signum)
         _ignore_stops()
     return EXIT_OK, ""
 
@@ -536,7 +528,9 @@ def write_config(config: RunConfig, output: Path) -> Path:
     path = output / CONFIG_FILE
     try:
         with atomic_write(path) as partial:
-            partial.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+            partial.write_text(
+                json.dumps(config.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8"
+            )
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     return path
@@ -564,16 +558,19 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
     return failure.exitcode, message
 
 
-def _stop_message(paths: RunPaths, signum: int) -> str:
-    stopped, output = f"stopped by {signal.Signals(signum).name}", paths.output
-    task = json.loads(Path(os.environ[ENV_CONFIG]).read_text())["task"]
+def _stopped(paths: RunPaths, signum: int) -> tuple[int, str]:
+    """Return exit code and message of a task that ``signum`` has stopped."""
+    text, goes_on = f"stopped by {signal.Signals(signum).name}", "goes on"
+    task = json.loads(Path(os.environ[ENV_CONFIG]).read_text(encoding="utf-8"))["task"]
+    is_kept = task not in ("sample", "evaluate")  # these begin anew
     if task == "train":
-        newest = latest(output / CHECKPOINTS_FOLDER)
+        is_kept = (newest := latest(paths.output / CHECKPOINTS_FOLDER)) is not None
         saved = f"a checkpoint of step {step_of(newest)}" if newest else "no checkpoint"
-        return f"{stopped}; {output} holds {saved}; the same command resumes"
-    if task == "benchmark":
-        return f"{stopped}; {output} holds what was measured; the same command goes on"
-    return f"{stopped}; the same command goes on"
+        text, goes_on = f"{text}; {paths.output} holds {saved}", "resumes"
+    elif task == "benchmark":
+        text += f"; {paths.output} holds what was measured"
+    code = EXIT_STOPPED if is_kept or signum != signal.SIGINT else EXIT_INTERRUPTED
+    return code, f"{text}; the same command {goes_on}"
 
 
 def default_processes() -> int:

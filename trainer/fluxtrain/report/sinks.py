@@ -28,6 +28,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.log import PACKAGE
 from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.files import atomic_write_by_several
+from fluxtrain.runtime.program import needs
 from fluxtrain.state.run_state import RunState
 
 
@@ -73,7 +74,7 @@ def require_packages(config: RunConfig) -> None:
     if config.task != "train":
         return
     if is_benchmark(config):
-        _require("spec.run.preset", config.preset, PACKAGE, "'fluxtrain[mlperf]'")
+        _require("spec.run.preset", config.preset, PACKAGE, "mlperf")
     if logging.tensorboard:
         _require("spec.run.logging.tensorboard", "true", "tensorboard")
     if uses_wandb(config):
@@ -86,11 +87,9 @@ def uses_wandb(config: RunConfig) -> bool:
     return wandb is not None and wandb.mode != "disabled"
 
 
-def _require(path: str, given: object, package: str, requirement: str = "") -> None:
+def _require(path: str, given: object, package: str, extra: str = "") -> None:
     if find_spec(package) is None:
-        step = f"pip install {requirement or package}"
-        text = f"needs the package {package}, which is not installed: {step}"
-        raise ConfigError(path, given, text)
+        raise ConfigError(path, given, needs(package, extra or package))
 
 
 # The numbers of a record of metrics.jsonl under the names that dashboards group by.
@@ -296,8 +295,8 @@ def _run_id(folder: Path) -> str:
     if not path.exists():
         folder.mkdir(exist_ok=True)
         with atomic_write_by_several(path) as partial:
-            partial.write_text(uuid4().hex[:16])
-    return path.read_text()
+            partial.write_text(uuid4().hex[:16], encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 # The thread of a sink: training neither waits for it nor fails with it.
