@@ -12,7 +12,8 @@ from cluster import binaries
 from cluster.kubectl import NO_PROXY
 from tests.api_server.client import Kubectl
 
-PLUGIN = f'#!/bin/sh\nexec {sys.executable} -m fluxtrain_operator.kubectl.main "$@"\n'
+PROGRAM = "import sys; from fluxtrain_operator.kubectl import run; sys.exit(run())"
+PLUGIN = f'#!/bin/sh\nexec {sys.executable} -c "{PROGRAM}" "$@"\n'
 
 
 class Plugin:

@@ -37,6 +37,8 @@ EXIT_STORAGE = 74
 """The output could not be written (EX_IOERR): full or read-only; saved checkpoints are complete."""
 EXIT_STOPPED = 75
 """Asked to stop (SIGTERM, SIGINT), checkpoint saved (EX_TEMPFAIL): the same command resumes."""
+EXIT_INTERRUPTED = 130
+"""Asked to stop by Ctrl-C (SIGINT), nothing saved: the code that shells give it."""
 
 
 _MLPERF_TOKEN = ":::MLLOG"

@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     stale = 0
     for name, text in generated().items():
         path = Path(name)
-        before = path.read_text() if path.exists() else ""
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
         if before == text:
             continue
         stale += 1
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
             print("\n".join([*difflib.unified_diff(old, new, name, "generated", lineterm="")][:40]))
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             print(f"wrote {name}")
     return 1 if stale and "--check" in arguments else 0
 

@@ -10,7 +10,7 @@ import yaml
 from tests.kubernetes_schemas import require_valid
 from tests.paths import EXAMPLES, ROOT
 
-from fluxtrain.cli import _parser
+from fluxtrain.cli.commands import make_parser
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
 
@@ -30,7 +30,7 @@ def commands(page: str) -> list[list[str]]:
     "words", [words for page in PAGES for words in commands(page)], ids=" ".join
 )
 def test_a_command_of_a_page_is_accepted(words: list[str]) -> None:
-    parsed, rest = _parser().parse_known_args(words)
+    parsed, rest = make_parser().parse_known_args(words)
     assert not rest or (parsed.takes_overrides and all(word.startswith("--") for word in rest))
 
 
@@ -60,7 +60,7 @@ def test_the_volumes_and_the_downloads_of_the_submissions_page_are_valid() -> No
     assert claims == [claim.claim_name for claim in mounted if claim]
     (container,) = objects[2]["spec"]["template"]["spec"]["containers"]
     lines = [shlex.split(line) for line in container["args"][0].splitlines()]
-    assert not any(_parser().parse_known_args(words[1:])[1] for words in lines)
+    assert not any(make_parser().parse_known_args(words[1:])[1] for words in lines)
     data = resolve(job.spec.run).data
     wanted = [f"/data/{name}" for name in (data.train, data.validation, data.empty_encodings)]
     assert [words[-1] for words in lines] == wanted

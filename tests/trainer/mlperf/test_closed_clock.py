@@ -21,7 +21,7 @@ from tests.trainer.small_runs import ENCODED_RUN, as_closed, merge_all, write_en
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.launch.torchrun import process_start
+from fluxtrain.launch.environment import process_start
 from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.report.observer import Observer
 from fluxtrain.train.loop import train
@@ -100,7 +100,7 @@ def test_the_initialisation_begins_with_the_first_process(tmp_path: Path) -> Non
 
 
 def test_a_process_knows_when_it_began(tmp_path: Path) -> None:
-    code = "from fluxtrain.launch.torchrun import process_start as p; print(p())"
+    code = "from fluxtrain.launch.environment import process_start as p; print(p())"
     before = time.time()
     told = float(subprocess.check_output([sys.executable, "-c", code]))
     assert before - 0.05 < told < time.time()

@@ -21,7 +21,7 @@ import yaml
 from tests.trainer.mlperf import good_run
 from tests.trainer.mlperf.good_run import NODE, SYSTEM, write_log
 
-from fluxtrain.cli import _parser
+from fluxtrain.cli.commands import make_parser
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, DataError
@@ -178,7 +178,7 @@ def test_raw_sets_and_encoders_are_prepared_by_commands_that_exist(tmp_path: Pat
     assert [line.split()[1] for line in commands] == ["cc12m", "coco", "encoders"]
     for line in commands:
         words = [variables.get(word, word) for word in shlex.split(line)]
-        assert not _parser().parse_known_args(words)[1]
+        assert not make_parser().parse_known_args(words)[1]
 
 
 def test_missing_sets_of_the_submitter_are_named(tmp_path: Path) -> None:

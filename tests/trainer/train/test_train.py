@@ -151,19 +151,24 @@ def test_a_killed_and_resumed_run_has_bit_equal_losses(reference: Path, tmp_path
     assert losses(output, "eval_loss") == losses(reference, "eval_loss")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_sigterm_saves_a_checkpoint_and_returns_its_exit_code(
-    reference: Path, tmp_path: Path, processes: int
+@pytest.mark.parametrize(
+    ("processes", "signum"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGINT)]
+)
+def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(
+    reference: Path, tmp_path: Path, processes: int, signum: signal.Signals
 ) -> None:
+    """Also if it is repeated; then all that is printed is one line."""
     output = tmp_path / "run"
     cadence = (*THIRTY_STEPS, "--checkpoint.every_steps=0")
     process = start_and_wait_for(output, 5, *cadence, processes=processes)
-    process.send_signal(signal.SIGTERM)
+    for _ in range(2):
+        process.send_signal(signum)
+        time.sleep(0.05)
     code = process.wait(120)
     errors = output.with_suffix(".log").read_text()
     assert code == EXIT_STOPPED, errors
     assert "the same command resumes" in errors
-    assert "Traceback" not in errors
+    assert not any(text in errors for text in ("Traceback", "death signal"))
     reached = max(losses(output))
     finish(output, *cadence, processes=processes)
     assert reached < 30

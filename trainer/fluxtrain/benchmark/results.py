@@ -386,7 +386,7 @@ class Results:
 
     def _read(self, path: Path) -> list[Result]:
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_text(encoding="utf-8"))
             if values["run"] != self._run:
                 text = "the results there are of another run; use another folder"
                 raise ConfigError("--output", str(path), text)
@@ -406,10 +406,10 @@ class Results:
         entries = [_encode(each) for each in self._results.values()]
         with atomic_write(self._folder / JSON_FILE) as partial:
             content = {"run": self._run, _MEMORY: self._memory, "trials": entries}
-            partial.write_text(json.dumps(content, indent=1) + "\n")
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         with (
             atomic_write(self._folder / CSV_FILE) as partial,
-            partial.open("w", newline="") as file,
+            partial.open("w", newline="", encoding="utf-8") as file,
         ):
             rows = [each.row() for each in self.measured]
             writer = csv.DictWriter(file, list(result.row()))
@@ -508,7 +508,7 @@ class Crew:
             status,
             reason,
             read_records(folder / METRICS_FILE),
-            json.loads(facts.read_text()) if facts.exists() else {},
+            json.loads(facts.read_text(encoding="utf-8")) if facts.exists() else {},
         )
 
     def follow(self) -> None:

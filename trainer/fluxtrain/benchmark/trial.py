@@ -134,7 +134,7 @@ def _take_steps(order: dict[str, object]) -> None:
         take_steps(config, paths, world, int(str(order["steps"])), sources)
         if world.is_main:
             with atomic_write(Path(paths.output) / FACTS_FILE) as partial:
-                partial.write_text(json.dumps(facts(config, world)))
+                partial.write_text(json.dumps(facts(config, world)), encoding="utf-8")
 
 
 if __name__ == "__main__":

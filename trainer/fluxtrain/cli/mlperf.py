@@ -254,7 +254,7 @@ def _package(
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 

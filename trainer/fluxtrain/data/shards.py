@@ -413,7 +413,7 @@ def _checksums(fields: list[list[memoryview]]) -> list[int]:
 
 def _write_text(path: Path, text: str) -> None:
     with atomic_write(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
 
 
 def save_aligned(path: Path, tensors: dict[str, Tensor]) -> None:

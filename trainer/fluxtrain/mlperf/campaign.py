@@ -102,7 +102,7 @@ def _failed(
     run = None
     if log:
         path = folder / f"{name}.log"
-        path.write_text(log)
+        path.write_text(log, encoding="utf-8")
         run = read_run(path)
     return FailedRun(name, reason, status.get("exitCode"), run)
 
@@ -120,12 +120,14 @@ def _fetch(
     log = found.get(MLPERF_FILE, "")
     if _END not in log:
         log = _log(name, namespace)
-    (output / MLPERF_FILE).write_text(log)
+    (output / MLPERF_FILE).write_text(log, encoding="utf-8")
     if CHAIN_FILE in found:
-        (output / CHAIN_FILE).write_text(found[CHAIN_FILE])
+        (output / CHAIN_FILE).write_text(found[CHAIN_FILE], encoding="utf-8")
     pods = items("pods", f"{LABEL_JOB}={name}", namespace)
-    (output / RAN_JOB_FILE).write_text(json.dumps(ran_job(job, pods)))
-    (output / CONFIG_FILE).write_text(found.get(CONFIG_FILE) or _config(job, namespace))
+    (output / RAN_JOB_FILE).write_text(json.dumps(ran_job(job, pods)), encoding="utf-8")
+    (output / CONFIG_FILE).write_text(
+        found.get(CONFIG_FILE) or _config(job, namespace), encoding="utf-8"
+    )
     return output
 
 
@@ -325,7 +327,7 @@ def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[Obs
         log = None
         if text := log_of_pods(name, namespace):
             path = folder / f"{name}.log"
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
             log = read_run(path)
         found.append(ObservedRun(name, log, phase))
     return found

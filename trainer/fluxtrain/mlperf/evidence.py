@@ -302,7 +302,7 @@ def write_failed(runs: Sequence[FailedRun], folder: Path) -> None:
         told.append(
             {"name": run.name, "reason": run.reason, "exit_code": run.exit_code, "log": log}
         )
-    (folder / FAILED_FILE).write_text(json.dumps({_RUNS: told}, indent=2) + "\n")
+    (folder / FAILED_FILE).write_text(json.dumps({_RUNS: told}, indent=2) + "\n", encoding="utf-8")
 
 
 def read_failed(folder: Path) -> list[FailedRun]:

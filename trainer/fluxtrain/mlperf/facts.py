@@ -277,7 +277,7 @@ def _pairs(text: str, mark: str = ":") -> Facts:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(errors="replace", encoding="utf-8")
     except OSError:
         return ""
 
@@ -343,7 +343,8 @@ def _git(folder: Path, *arguments: str) -> str:
             ["git", "-C", str(folder), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_GIT_SECONDS,
             check=False,
         )
@@ -498,7 +499,7 @@ def flushed(environment: Mapping[str, str]) -> float | None:
     """Return the Unix time when this node's caches were flushed, None if they were not."""
     name = environment.get(ENV_FLUSHED)
     try:
-        text = Path(name).read_text().strip() if name else ""
+        text = Path(name).read_text(encoding="utf-8").strip() if name else ""
     except OSError:
         return None
     return float(text) if text.isascii() and text.isdecimal() else None

@@ -289,12 +289,12 @@ def write_implementation(
         if (chain := chain_of(run)) is not None and is_file(chain):
             shutil.copyfile(chain, folder / enclosed_name(index))
         job = job_text(run, f"result-{index}", statements.image)
-        (folder / f"job_{index}.yaml").write_text(job)
-    (folder / "requirements.txt").write_text(software.requirements)
-    (folder / "Dockerfile").write_text(dockerfile(software, statements.image))
+        (folder / f"job_{index}.yaml").write_text(job, encoding="utf-8")
+    (folder / "requirements.txt").write_text(software.requirements, encoding="utf-8")
+    (folder / "Dockerfile").write_text(dockerfile(software, statements.image), encoding="utf-8")
     _write_script(folder / "init_datasets.sh", init_datasets(runs[0], config))
     for script in sorted(_TEMPLATES.glob("*.sh")):
-        _write_script(folder / script.name, script.read_text())
+        _write_script(folder / script.name, script.read_text(encoding="utf-8"))
     _write_json(folder / NODES_FILE, reported_nodes(runs))
     for index, run in enumerate(statements.others):
         (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
@@ -303,12 +303,12 @@ def write_implementation(
     if statements.waivers:
         _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
     found = run_deviations(runs[0], statements.reasons)
-    (folder / DEVIATIONS_FILE).write_text(statement(found))
+    (folder / DEVIATIONS_FILE).write_text(statement(found), encoding="utf-8")
     about = implementation_json(runs[0], config, software, statements.image, folder.name)
     _write_json(folder / f"{folder.name}.json", about)
     facts = (software, statements.image, statements.waivers, statements.others, statements.failed)
     text = readme(runs, description, *facts)
-    (folder / "README.md").write_text(text)
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _copy_sources(software: Software, target: Path) -> None:
@@ -322,11 +322,11 @@ def _copy_sources(software: Software, target: Path) -> None:
 
 
 def _write_json(path: Path, values: object) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     path.chmod(_EXECUTABLE)
 
 
@@ -484,7 +484,7 @@ def readme(
     """Return the text for ``runs`` on the system of ``description``."""
     rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
     head = "\nFindings of `fluxtrain mlperf review` that are waived:\n\n"
-    return _TEMPLATE.read_text().format(
+    return _TEMPLATE.read_text(encoding="utf-8").format(
         **description,
         version=software.fluxtrain,
         python=software.python,

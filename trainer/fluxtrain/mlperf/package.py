@@ -103,7 +103,7 @@ def _folder_name(field: str, name: str) -> str:
 
 def _write_json(path: Path, values: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 # The system description of a submission, from the nodes' logs and the submitter's file.

@@ -84,7 +84,7 @@ def compatible_batch_sizes() -> tuple[int, ...]:
 def reference_points(ruleset: str) -> tuple[ReferencePoint, ...]:
     """Return the measured points of ``ruleset`` that its checker uses, by ascending global batch size."""
     name = f"rcp_checker/training_{ruleset}/rcps_flux1.json"
-    records = json.loads(files("mlperf_logging").joinpath(name).read_text())
+    records = json.loads(files("mlperf_logging").joinpath(name).read_text(encoding="utf-8"))
     points = [_measured(r["BS"], r["samples to converge"]) for r in records.values()]
     return tuple(_pruned(sorted(points, key=lambda point: point.global_batch_size)))
 

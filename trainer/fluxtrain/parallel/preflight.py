@@ -109,14 +109,14 @@ def _count_starts(world: World, store: RankStore, output: Path, verdict: Verdict
     count = min(before, MAX_UNFIT) + 1 if verdict.unfit else 0
     if world.is_main and count != before:
         with atomic_write(output / _FILE) as partial:
-            partial.write_text(f"{count}\n")
+            partial.write_text(f"{count}\n", encoding="utf-8")
     store.barrier("counted")  # before a rank exits
     return count
 
 
 def _read(path: Path) -> int:
     try:
-        return max(0, int(path.read_text()))
+        return max(0, int(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return 0
 

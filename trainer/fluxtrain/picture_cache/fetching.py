@@ -134,7 +134,7 @@ def pinned_sources(
             entries[_CONFIGURATION] = _configuration(data, paths)
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial_file:
-            partial_file.write_text(json.dumps(pins | entries, indent=1) + "\n")
+            partial_file.write_text(json.dumps(pins | entries, indent=1) + "\n", encoding="utf-8")
     return sources
 
 
@@ -350,7 +350,7 @@ def _pin(source: Source) -> dict[str, object]:
 
 def _read_pins(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

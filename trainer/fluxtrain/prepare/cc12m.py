@@ -622,14 +622,17 @@ def _assemble(
         if path.name not in selected:
             remove(path.name, staging)
     reasons = Counter[str]()
-    with atomic_write(staging.path / "dropped.jsonl") as partial, partial.open("w") as file:
+    with (
+        atomic_write(staging.path / "dropped.jsonl") as partial,
+        partial.open("w", encoding="utf-8") as file,
+    ):
         for selection in selections:
             rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
             reasons.update(row["reason"] for row in rows)
     found = _found_indices(staging, selections)
     with atomic_write(staging.path / FOUND) as partial:
-        partial.write_text("".join(f"{index}\n" for index in sorted(found)))
+        partial.write_text("".join(f"{index}\n" for index in sorted(found)), encoding="utf-8")
     for selection in selections:
         cleaned = _require_cleaned(staging, selection.tar)
         keep_only(selection.tar, staging, cleaned, selection.includes)

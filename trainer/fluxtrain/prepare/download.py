@@ -328,10 +328,8 @@ def open_hub(name: str, revision: str = "main", flag: str = "--hub") -> HubDatas
 @contextmanager
 def hub_errors(name: str) -> Iterator[None]:
     """Raise the client's errors as DownloadError or DataError."""
-    try:
-        from huggingface_hub import errors
-    except ImportError:
-        raise DataError("the Hub's client is missing: install huggingface_hub") from None
+    from huggingface_hub import errors
+
     try:
         yield
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:

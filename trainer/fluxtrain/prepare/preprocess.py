@@ -156,7 +156,7 @@ class _Task:
         shards, dropped = list[dict[str, object]](), list[str]()
         for number in range(output.num_shards):
             path = output.shard_path(number)
-            metadata = json.loads(path.with_suffix(".json").read_text())
+            metadata = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
             shards.append({"file": path.name, "samples": len(metadata["keys"])})
             dropped += metadata["dropped"]
         self._check_dropped(output, len(dropped), dropped)

@@ -93,7 +93,7 @@ class EncodedOutput:
                 )
             return
         try:
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             before = None
         if before != self.settings:
@@ -108,7 +108,7 @@ class EncodedOutput:
     def write_settings(self, staging: Path) -> None:
         """Write preprocess.json; every rank writes the same."""
         partial = staging / SETTINGS
-        partial.write_text(json.dumps(self.settings, indent=1))
+        partial.write_text(json.dumps(self.settings, indent=1), encoding="utf-8")
         partial.replace(self.folder / SETTINGS)
 
     @contextmanager

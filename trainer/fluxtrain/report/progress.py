@@ -177,7 +177,7 @@ def _module(frame: FrameType) -> str:
 
 def _write(path: Path, rank: RankProgress) -> None:
     with atomic_write(path) as partial:
-        partial.write_text(json.dumps(asdict(rank)))
+        partial.write_text(json.dumps(asdict(rank)), encoding="utf-8")
 
 
 def _read(path: Path) -> RankProgress | None:
@@ -198,7 +198,7 @@ def _checked(rank: RankProgress, now: float) -> RankProgress:
 def _state(pid: int) -> str:
     """Return the state of a process as the kernel names it, such as "T (stopped)"."""
     with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("State:"):
                 return line.partition(":")[2].strip()
     return "unknown"
@@ -270,7 +270,7 @@ def write_progress(progress: Progress, environment: Mapping[str, str] = os.envir
     path = environment.get(ENV_TERMINATION_MESSAGE)
     if path is not None:
         with suppress(OSError):  # must not hide the error that ended the run
-            Path(path).write_text(json.dumps(progress.read()))
+            Path(path).write_text(json.dumps(progress.read()), encoding="utf-8")
 
 
 def write_termination_log(
@@ -292,7 +292,7 @@ def write_termination_log(
 
 def _read_termination_message(progress_file: Path) -> dict[str, object]:
     try:
-        values = json.loads(progress_file.read_text())
+        values = json.loads(progress_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # no trainer has started, or it was killed while writing
     return values if isinstance(values, dict) else {}

@@ -37,7 +37,7 @@ class Records:
     def __init__(self, path: Path, step: int) -> None:
         """Open ``path`` for appending after ``step``: later and incomplete lines are dropped."""
         drop_after(path, step)
-        self._file = path.open("a", buffering=1)
+        self._file = path.open("a", buffering=1, encoding="utf-8")
 
     def write(self, record: Record) -> None:
         """Append ``record`` and flush it."""
@@ -52,13 +52,13 @@ def drop_after(path: Path, step: int) -> None:
     """Remove the records of ``path`` after ``step`` and incomplete lines."""
     kept = [record for record in read_records(path) if record["step"] <= step]
     with atomic_write_by_several(path) as partial:
-        partial.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        partial.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
 
 
 def read_records(path: Path) -> list[Record]:
     """Return the complete records of ``path``; none if it does not exist."""
     records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
         except ValueError:

@@ -186,8 +186,10 @@ def bind_near_gpu(index: int) -> None:
 def cpus_near(address: str, sys: Path = _SYS) -> set[int]:
     """Return the CPUs of the NUMA node of the PCI device ``address``; empty if it is unknown."""
     try:
-        node = int((sys / "bus/pci/devices" / address / "numa_node").read_text())
-        return parse_cpus((sys / f"devices/system/node/node{node}/cpulist").read_text())
+        node = int((sys / "bus/pci/devices" / address / "numa_node").read_text(encoding="utf-8"))
+        return parse_cpus(
+            (sys / f"devices/system/node/node{node}/cpulist").read_text(encoding="utf-8")
+        )
     except (OSError, ValueError):
         return set()
 

@@ -52,7 +52,7 @@ def atomic_write_by_several(path: Path) -> Iterator[Path]:
 
 def write_to_disk(path: Path, text: str) -> None:
     """Write ``text`` to ``path``; return when it is on the disk."""
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     sync(path)
 
 

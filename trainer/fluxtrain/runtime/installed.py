@@ -46,7 +46,7 @@ def differences(listed: str, installed: dict[str, str]) -> list[str]:
 
 def main(path: str) -> int:
     """Print how the installed packages differ from the list at ``path``; return 1 if they do."""
-    found = differences(Path(path).read_text(), packages())
+    found = differences(Path(path).read_text(encoding="utf-8"), packages())
     for text in found[:_MAX_SHOWN]:
         print(text)
     if len(found) > _MAX_SHOWN:

@@ -142,8 +142,8 @@ def _of_volume(volume: Path) -> Bound:
 def _of_cgroup(folder: Path, files: _Files) -> Iterator[Bound]:
     """Yield the bound by the limit of a cgroup; nothing if it has none or does not exist here."""
     with suppress(OSError, ValueError, LookupError):
-        limit = int((folder / files.limit).read_text())  # "max" is no number
-        used = int((folder / files.usage).read_text())
+        limit = int((folder / files.limit).read_text(encoding="utf-8"))  # "max" is no number
+        used = int((folder / files.usage).read_text(encoding="utf-8"))
         stat = _values(folder / "memory.stat")
         reclaimable = sum(stat.get(key, 0) for key in files.reclaimable)
         unwritten = sum(stat.get(key, 0) for key in files.unwritten)
@@ -154,7 +154,7 @@ def _of_cgroup(folder: Path, files: _Files) -> Iterator[Bound]:
 def _cgroups(root: Path) -> Iterator[tuple[Path, _Files]]:
     """Yield the memory cgroups of this process that can be seen, its own and those around it."""
     with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":
                 yield from _around(root / "sys/fs/cgroup", path, _V2)
@@ -172,7 +172,7 @@ def _around(mount: Path, path: str, files: _Files) -> Iterator[tuple[Path, _File
 
 def _values(path: Path) -> dict[str, int]:
     """Return the numbers after the keys in a file of lines of keys and numbers."""
-    lines = (line.split() for line in path.read_text().splitlines())
+    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
     return {words[0]: int(words[1]) for words in lines}
 
 

@@ -64,7 +64,7 @@ def settled_seed(output: Path) -> int:
 def _kept(path: Path) -> int | None:
     """Return the seed in ``path``, None without the file; raise StorageError if it holds none."""
     try:
-        text = path.read_text(errors="replace").strip()
+        text = path.read_text(errors="replace", encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     is_short = len(text) <= len(str(LARGEST_SEED))  # int() refuses thousands of digits

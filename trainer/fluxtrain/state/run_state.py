@@ -103,7 +103,7 @@ def read_checksums(checkpoint: Path) -> dict[str, FileSums]:
 
     Raises DataError if they are unreadable, OSError if there is no DONE.
     """
-    text = (checkpoint / DONE).read_text(errors="replace")
+    text = (checkpoint / DONE).read_text(errors="replace", encoding="utf-8")
     try:
         return files.decode(text) if text else {}
     except ValueError as error:

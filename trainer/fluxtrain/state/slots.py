@@ -155,11 +155,11 @@ def read_lineage(output: Path) -> Lineage:
 def write_lineage(output: Path, lineage: Lineage) -> None:
     """Replace the lineage in ``output``."""
     with atomic_write_by_several(output / LINEAGE_FILE) as partial:
-        partial.write_text(json.dumps(asdict(lineage)))
+        partial.write_text(json.dumps(asdict(lineage)), encoding="utf-8")
 
 
 def _values(output: Path) -> dict[str, int]:
-    values: dict[str, int] = json.loads((output / LINEAGE_FILE).read_text())
+    values: dict[str, int] = json.loads((output / LINEAGE_FILE).read_text(encoding="utf-8"))
     return values
 
 
@@ -219,7 +219,11 @@ def read_copies(volume: Path, node: int) -> list[Copy]:
         with suppress(OSError, ValueError, TypeError):
             if path.stat().st_size <= MAX_RECORD_BYTES:
                 name = str(path.relative_to(volume).with_suffix(""))
-                values = {**json.loads(path.read_text()), "name": name, "node": node}
+                values = {
+                    **json.loads(path.read_text(encoding="utf-8")),
+                    "name": name,
+                    "node": node,
+                }
                 copies.append(Copy(**values))
     return copies
 
@@ -311,7 +315,7 @@ class Slot:
             if self._is_dropped or not self.exists:
                 return False
             with atomic_write(self._record) as partial:
-                partial.write_text(json.dumps(asdict(copy)))
+                partial.write_text(json.dumps(asdict(copy)), encoding="utf-8")
             return True
 
     def drop(self) -> None:

@@ -126,7 +126,9 @@ class Snapshots:
         with self._local_errors():
             self._slots.allocate()
             if self._world.local_rank == 0:
-                (self._slots.folder / CONFIG_FILE).write_text(self._config.model_dump_json())
+                (self._slots.folder / CONFIG_FILE).write_text(
+                    self._config.model_dump_json(), encoding="utf-8"
+                )
         self._agree()
 
     def _copy(self, pair: Pair | None, bad_step: Tensor) -> Callable[[], float]:

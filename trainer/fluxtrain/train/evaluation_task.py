@@ -214,7 +214,7 @@ def _write(paths: RunPaths, found: dict[str, Any]) -> None:
     path = paths.output / EVALUATION_FILE
     try:
         with atomic_write(path) as partial:
-            partial.write_text(json.dumps(found, indent=2) + "\n")
+            partial.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     print(f"{path}:", flush=True)

@@ -468,7 +468,7 @@ def _axes(path: Path, head: int) -> tuple[int, int, int]:
 def _config_text(path: Path) -> str:
     if (size := path.stat().st_size) > _MAX_CONFIG_BYTES:
         raise DataError(f"{path}: {size} bytes, at most {_MAX_CONFIG_BYTES} are read")
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 # Whether the weights that adapters change are still those that the run began with.
@@ -493,7 +493,7 @@ def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) 
         if config.trains_clip:
             content[_CLIP] = clip_digest(config.encoders, paths.models)
         with atomic_write(paths.output / FILE) as partial:
-            partial.write_text(json.dumps(content, indent=1) + "\n")
+            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return None
 
 
@@ -530,7 +530,7 @@ def require_same_clip(config: RunConfig, models_root: Path, adapters: Iterable[P
 def _read(path: Path) -> tuple[str, str | None]:
     """Return the digests of the model and of CLIP in ``path``; DataError if it is damaged."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         return content[_DIGEST], content.get(_CLIP)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         text = "is damaged; remove it if initial_weights are those that the run began with"

@@ -178,14 +178,14 @@ def _shards(folder: Path, model: ModelConfig, dtype: torch.dtype, shard_bytes: i
 def _write_config_and_index(
     folder: Path, config: dict[str, object], files: Sequence[_File]
 ) -> None:
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if len(files) > 1:
         index = {
             "metadata": {"total_size": sum(file.num_bytes for file in files)},
             "weight_map": {name: file.path.name for file in files for name in file.shapes},
         }
         path = folder / f"{_STEM}.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=2) + "\n")
+        path.write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
 def _diffusers_config(model: ModelConfig) -> dict[str, object]:

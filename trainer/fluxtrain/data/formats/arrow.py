@@ -226,7 +226,7 @@ class ArrowWriter(StreamWriter):
         }
         for name, content in (("dataset_info.json", info), (STATE, state)):
             with atomic_write(self.folder / name) as partial:
-                partial.write_text(json.dumps(content, indent=2))
+                partial.write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
 def _info(schema: Any) -> dict[str, Any]:

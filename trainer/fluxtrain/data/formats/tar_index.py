@@ -258,7 +258,9 @@ def _write_sidecar(path: Path, cache_key: CacheKey, index: TarIndex) -> None:
     # Several ranks may write at once, each a file of its own; O_EXCL does not follow symbolic links.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w") as file:
+        with open(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8"
+        ) as file:
             file.write(text)
         partial.replace(path)
     except OSError:

@@ -102,7 +102,7 @@ class WebDatasetWriter(StreamWriter):
 
     def _write_listing(self) -> None:
         with atomic_write(self.folder / INDEX) as partial:
-            partial.write_text("".join(f"{name}\n" for name in self.names))
+            partial.write_text("".join(f"{name}\n" for name in self.names), encoding="utf-8")
 
 
 def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -551,7 +551,7 @@ class Faults:
             self.first[name] += f", {LIKELY} {codec}"
         for file, values in ((FAULTS, self.first | more), (LEFT_OUT, self.left_out)):
             if values:
-                (folder / file).write_text(json.dumps(values))
+                (folder / file).write_text(json.dumps(values), encoding="utf-8")
 
 
 def read_faults(folder: Path, file: str = FAULTS) -> dict[str, str]:
@@ -561,7 +561,7 @@ def read_faults(folder: Path, file: str = FAULTS) -> dict[str, str]:
     """
     found = dict[str, str]()
     for path in folder.glob(f"*/{file}"):
-        faults = json.loads(path.read_text())
+        faults = json.loads(path.read_text(encoding="utf-8"))
         found |= {f"{path.parent.name}/{name}": reason for name, reason in faults.items()}
     return dict(sorted(found.items()))
 
