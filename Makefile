@@ -56,7 +56,7 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	env $$isa $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 or a path
-	@env -u TORCH -u PYTHON $(MAKE) --no-print-directory MAKEFLAGS= setup
+	@env -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory MAKEFLAGS= setup
 	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
 check: setup ## format, lint, types, layers, generated files up to date

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KINDS = r"cpu|cuda|rocm\d+\.\d+(\.\d+)?"
-_RANGE = "torch>=2.9"  # pyproject's
+RANGE = "torch>=2.9"  # pyproject's
 _LIBRARIES = r"torch|triton|(pytorch-)?triton-.*|nvidia-.*|cuda-.*"
 """Distributions that a torch wheel brings, in versions of its own."""
 _ROCM = "rocm6.4"
@@ -70,7 +70,7 @@ def pip(*arguments: str) -> bool:
 def put_torch(kind: str, index: str) -> bool:
     """Install the newest torch of ``kind`` that is in range; if pip cannot, keep the old and return False."""
     source = () if kind == "cuda" else ("--index-url", f"{index}/{kind}", "--retries", "1")
-    if not pip("install", _RANGE, "--force-reinstall", "--no-deps", *source):
+    if not pip("install", RANGE, "--force-reinstall", "--no-deps", *source):
         return False
     names = {str(found.metadata["Name"]) for found in metadata.distributions()} - {"torch"}
     if old := sorted(name for name in names if re.fullmatch(_LIBRARIES, name, re.IGNORECASE)):
@@ -91,7 +91,7 @@ def install(torch: str, index: str, requirement: str) -> None:
     if not is_kept and (version is not None or kind != "cuda"):
         if not put_torch(kind, index):
             if torch != "auto" or kind != "cpu":
-                sys.exit(f"{index}/{kind}: no {_RANGE} for this Python; set TORCH= or TORCH_INDEX=")
+                sys.exit(f"{index}/{kind}: no {RANGE} for this Python; set TORCH= or TORCH_INDEX=")
             text = "cannot be reached: torch comes from pip's own index, with CUDA's libraries"
             print(f"{index}/{kind} {text}", file=sys.stderr)
         version = installed_torch()

@@ -66,10 +66,15 @@ def environment(version: str, python: str) -> Path:
             _install(made, version, interpreter, requirements, constraints)
             made.rename(folder)  # so it is complete, or not there
     os.utime(folder)
-    for old in sorted(KEPT.glob("torch-*"), key=lambda path: -path.stat().st_mtime)[MOST_KEPT:]:
-        with TemporaryDirectory(dir=KEPT) as temporary:
-            old.rename(Path(temporary) / "old")
+    forget_oldest()
     return folder
+
+
+def forget_oldest() -> None:
+    """Remove all environments but those used last."""
+    for old in sorted(KEPT.glob("torch-*"), key=lambda path: -path.stat().st_mtime)[MOST_KEPT:]:
+        with TemporaryDirectory(dir=KEPT) as temporary:  # never half an environment by that name
+            old.rename(Path(temporary) / "old")
 
 
 def find_python(python: str) -> Path:

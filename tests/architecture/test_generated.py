@@ -19,7 +19,7 @@ LONGER = {
     "trainer/fluxtrain/benchmark/results.py": 648,
     "trainer/fluxtrain/mlperf/implementation.py": 641,
     "trainer/fluxtrain/mlperf/review/run_rules.py": 650,
-    "trainer/fluxtrain/prepare/cc12m.py": 702,
+    "trainer/fluxtrain/prepare/cc12m.py": 699,
     "trainer/fluxtrain/report/gallery.py": 611,
 }
 """Modules that the merge into rooms left longer than MAX_LINES; a number may only shrink."""

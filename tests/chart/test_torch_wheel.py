@@ -58,6 +58,10 @@ def test_constraints_pin_the_installed_torch_and_leave_its_libraries_to_it() -> 
     assert lines == ["numpy==2.4.0", "tqdm==4.67.1", "torch==2.9.1+rocm6.4"]
 
 
+def test_the_range_is_that_of_the_project() -> None:
+    assert f'"{torch_wheel.RANGE}",' in (ROOT / "pyproject.toml").read_text()
+
+
 def wheel(folder: Path, name: str, version: str) -> None:
     """Write a wheel without code into ``folder``."""
     info = f"{name}-{version}.dist-info"

@@ -58,15 +58,15 @@ def checked(root: Path, make: Callable[[Path], object], data: Any) -> int:
 
 
 @pytest.mark.parametrize("row", ALL, ids=name_of)
-def test_bad_data_are_answered_in_one_line(
+def test_bad_data_are_answered_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: BadInput
 ) -> None:
     assert checked(tmp_path, row.make, row.data) == row.code
     printed = capsys.readouterr()
     assert printed.err.startswith("fluxtrain: error: ")
     assert row.line in printed.err
-    others = printed.err.splitlines()[1:]  # of several pictures: each with its reason, and the next step
-    assert all(re.match(r"skipped |\d+ files are skipped$|mend ", line) for line in others)
+    rest = printed.err.splitlines()[1:]  # several pictures: each with its reason, the next step
+    assert all(re.match(r"skipped |\d+ files are skipped$|mend ", line) for line in rest)
     assert not printed.out
     assert not (tmp_path / "sheet.png").exists()
 

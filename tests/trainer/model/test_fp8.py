@@ -250,8 +250,7 @@ def test_training_follows_bfloat16(
 
 @pytest.mark.torch_range
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch.compile looks at it
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile by itself
+@pytest.mark.filterwarnings("default")  # torch.compile has others with each torch and Python
 def test_compiled_blocks_train_in_fp8(plain: list[float], tmp_path: Path) -> None:
     found = train(tmp_path / "run", "tensorwise", compile=True, activation_checkpointing=1.0)
     assert found == pytest.approx(plain, rel=0.01)

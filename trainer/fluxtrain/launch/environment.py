@@ -197,11 +197,8 @@ def process_start(root: Path = Path("/proc")) -> float:
     """Return the Unix time at which this process began, by its kernel; the present time without /proc."""
     now = time.time()
     try:
-        fields = (root / "self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        ticks, uptime = (
-            int(fields[_START_FIELD]),
-            float((root / "uptime").read_text(encoding="utf-8").split()[0]),
-        )
+        ticks = int((root / "self/stat").read_bytes().rpartition(b")")[2].split()[_START_FIELD])
+        uptime = float((root / "uptime").read_bytes().split()[0])
     except (OSError, ValueError, IndexError):
         return now
     age = uptime - ticks / os.sysconf("SC_CLK_TCK")

@@ -508,9 +508,7 @@ def _run(tool: _Tool) -> ToolResult:
             returncode, output = run_tool(tool.name, tool.arguments, Path(folder))
         except subprocess.TimeoutExpired:
             return ToolResult(tool.name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
-        written = "".join(
-            path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.csv"))
-        )
+        written = "".join(path.read_text("utf-8") for path in sorted(Path(folder).glob("*.csv")))
     passed = returncode == 0 and all(text in output + written for text in tool.success)
     return ToolResult(tool.name, passed, _warnings(output) if passed else _errors(output))
 

@@ -209,7 +209,7 @@ _FORMULAS = {
     ]
     for suffix in ("", "_backward")
 } | flop_registry
-"""Operator -> torch's formula of its FLOP; torch < 2.13 has none of attention on CPUs."""
+"""Operator -> torch's formula of its FLOP; torch 2.9 to 2.13 has none of attention on CPUs."""
 _WITHOUT_KERNEL = {
     "aten::_unsafe_view",
     "aten::detach",

@@ -621,11 +621,8 @@ def _assemble(
     for path in sorted(staging.path.glob("*.tar")):
         if path.name not in selected:
             remove(path.name, staging)
-    reasons = Counter[str]()
-    with (
-        atomic_write(staging.path / "dropped.jsonl") as partial,
-        partial.open("w", encoding="utf-8") as file,
-    ):
+    dropped, reasons = staging.path / "dropped.jsonl", Counter[str]()
+    with atomic_write(dropped) as partial, partial.open("w", encoding="utf-8") as file:
         for selection in selections:
             rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
             file.writelines(f"{json.dumps(row)}\n" for row in rows)

@@ -235,10 +235,8 @@ def scripts_are_those_that_ran(result: Result) -> Iterator[str]:
     """The scripts and the Dockerfile are those that the enclosed sources write for these runs."""
     if (software := _software(result)) is None or (folder := result.implementation) is None:
         return
-    expected = {
-        path.name: path.read_text(encoding="utf-8")
-        for path in sorted((folder / _TEMPLATES).glob("*.sh"))
-    }
+    scripts = sorted((folder / _TEMPLATES).glob("*.sh"))
+    expected = {path.name: path.read_text(encoding="utf-8") for path in scripts}
     if _is_ours(software) and (config := _config(result.runs[0])) is not None:
         image = (_about(result) or {}).get("image")
         expected["Dockerfile"] = dockerfile(software, image)
@@ -358,11 +356,8 @@ def _about(result: Result) -> Mapping[str, Any] | None:
 def _text(result: Result, name: str) -> str | None:
     """Return the text of an enclosed file, None without it."""
     try:
-        return (
-            None
-            if result.implementation is None
-            else (result.implementation / name).read_text(encoding="utf-8")
-        )
+        folder = result.implementation
+        return None if folder is None else (folder / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
 
