@@ -681,12 +681,12 @@ BAD_SPECS = [
 
 ONLY_HERE: list[tuple[str, Any, str]] = [
     ("spec.gpusPerNode", None, "the API server takes null for a field that is left out"),
+    ("spec.run.optim", None, "the same"),
     (
-        "spec.run.data.caption_encoding",
-        "klingon",
+        "spec.run.data",
+        {"images": "pictures", "caption_encoding": "klingon"},
         "Python knows its codecs, the API server does not",
     ),
-    ("spec.run.optim", None, "the same"),
     (
         "spec.run.model.num_heads",
         5,
