@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from cluster.commands import run
 from cluster.console import timed
 from cluster.errors import ClusterError, MachineError
@@ -188,23 +189,36 @@ def _missing_symbols(libraries: Sequence[Path]) -> dict[str, set[str]]:
 
 
 def run_tests(folder: Path, options: Sequence[str]) -> tuple[Result, float]:
-    """Run the marked tests in the environment ``folder``; return what pytest reports, and the seconds."""
+    """Run the marked tests in the environment ``folder``; return what pytest reports, and the seconds.
+
+    A failed test runs once more, by itself: some start processes with deadlines.
+    """
     begin, result = time.monotonic(), Result(0)
     files = sorted(ROOT.glob("tests/**/*.py"))
     marked = [path for path in files if f"pytest.mark.{MARK}" in path.read_text()]
+    path = os.pathsep.join(str(ROOT / name) for name in ("trainer", "operator", "."))
+    variables = {"PYTHONPATH": path, ENV_OTHER_PYTHON: sys.executable}
     with TemporaryDirectory() as temporary:
         report = Path(temporary) / "report.xml"
         command = [
-            *(folder / "bin" / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(
+                folder / "bin" / "python",
+                "-m",
+                "pytest",
+                "-q",
+                "-o",
+                f"cache_dir={temporary}/cache",
+            ),
             *("--durations=10", "-m", MARK, f"--junitxml={report}", *options, *marked),
         ]
-        path = os.pathsep.join(str(ROOT / name) for name in ("trainer", "operator", "."))
-        variables = {"PYTHONPATH": path, ENV_OTHER_PYTHON: sys.executable}
-        result.exit_code = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **variables}
-        ).returncode
-        if report.exists():
-            read(report, result)
+        for again in ([], ["--last-failed", "--last-failed-no-failures=none"]):
+            result.exit_code = subprocess.run(
+                [*command, *again], cwd=ROOT, env={**os.environ, **variables}
+            ).returncode
+            if report.exists():
+                read(report, result)
+            if result.exit_code != pytest.ExitCode.TESTS_FAILED:
+                break
     return result, time.monotonic() - begin
 
 

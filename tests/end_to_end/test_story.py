@@ -21,6 +21,7 @@ from tests.faults.injections.processes import RANK, pids
 
 from fluxtrain.mlperf.campaign import collect
 from fluxtrain.mlperf.evidence import read_finished_run
+from fluxtrain.mlperf.log_lines import NO_TARGET
 
 NAMESPACE = "story"
 STEPS = 160
@@ -99,7 +100,10 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     (folder,) = collect("submission=story", NAMESPACE, tmp_path).folders
     run = read_finished_run(folder)
-    assert run.samples == STEPS * 16, "the log of the last rank 0 is complete"
+    assert run.outcome == NO_TARGET
+    stop = run.first("run_stop")
+    assert stop is not None
+    assert stop.samples == STEPS * 16, "the log of the last rank 0 is complete"
     assert run.first("init_start") is not None
     assert run.system["number_of_nodes"] == "2"
 
