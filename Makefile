@@ -19,7 +19,8 @@ SOURCE ?=
 KEY ?=
 PUBLIC_KEY ?=
 
-INSTALL = $(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
+# Of the torch that was asked for last; any is good enough if none is asked for.
+INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run lora test test-quick test-isa test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
@@ -27,14 +28,14 @@ INSTALL = $(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: .venv/.installed ## make the environment in .venv (idempotent); TORCH=cpu|cuda|rocmX.Y, by default what the machine has
-	@test "$(TORCH)" = auto || $(INSTALL)
+setup: $(INSTALLED) ## make the environment in .venv (idempotent); TORCH=cpu|cuda|rocmX.Y, by default what the machine has
 
-.venv/.installed: pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv .venv
 	@$(BIN)/python -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
-	@$(INSTALL)
-	@touch $@
+	@$(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
+	@rm -f .venv/.installed*
+	@touch .venv/.installed $@
 
 run: setup ## train examples/openmoji.yaml on this machine; again: resume
 	$(BIN)/fluxtrain prepare openmoji
@@ -56,7 +57,7 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	env $$isa $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 or a path
-	@env -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory MAKEFLAGS= setup
+	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
 	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
 check: setup ## format, lint, types, layers, generated files up to date
