@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -12,10 +11,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from fluxtrain.contract.model_base import ApiModel, Rule, validate
+from fluxtrain.contract.model_base import ApiModel, Rule
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.names import mapping, mappings, seconds
+from fluxtrain_operator.settings import parse_json
 
 _READY = "Ready"
 """A condition with rules of its own, see `planner.guard`."""
@@ -147,11 +147,7 @@ KNOWN_MARKS = NodeMarks()
 
 def parse_node_health(text: str) -> NodeHealth:
     """Return the marks in the JSON ``text``; ConfigError with the field's path for wrong ones."""
-    try:
-        values = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ConfigError("nodeHealth", text, f"must be JSON: {error}") from None
-    health = validate(NodeHealth, values, "nodeHealth")
+    health = parse_json(NodeHealth, text, "nodeHealth")
     known = {
         m
         for lists in (KNOWN_NODE_MARKS, KNOWN_GPU_MARKS)

@@ -9,7 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fluxtrain.contract.model_base import ApiModel, LabelKey, LabelValue, Rule, Subdomain, validate
+from fluxtrain.contract.model_base import (
+    ApiModel,
+    LabelKey,
+    LabelValue,
+    Model,
+    Rule,
+    Subdomain,
+    validate,
+)
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Toleration
 from fluxtrain.contract.resource.pod_template import UNIQUE_VARIABLES
 from fluxtrain.errors import ConfigError
@@ -77,13 +85,21 @@ def _matches(value: str, patterns: Iterable[str]) -> bool:
     )
 
 
-def parse_job_policy(text: str) -> JobPolicy:
-    """Return the policy in the JSON ``text``; ConfigError with the field's path for a wrong one."""
+def parse_json(model: type[Model], text: str, field: str) -> Model:
+    """Return the JSON ``text`` of the chart's value ``field`` as ``model``, its defaults if it is empty.
+
+    Raises ConfigError with the path of what is wrong.
+    """
     try:
         values = json.loads(text or "{}")
     except json.JSONDecodeError as error:
-        raise ConfigError("jobs", text, f"must be JSON: {error}") from None
-    return validate(JobPolicy, values, "jobs")
+        raise ConfigError(field, text, f"must be JSON: {error}") from None
+    return validate(model, values, field)
+
+
+def parse_job_policy(text: str) -> JobPolicy:
+    """Return the policy in the JSON ``text``; ConfigError with the field's path for a wrong one."""
+    return parse_json(JobPolicy, text, "jobs")
 
 
 # PodDefaults: what the administrator of a cluster adds to the pods of every job; the job's values
@@ -117,11 +133,7 @@ NO_DEFAULTS = PodDefaults()
 
 def parse_pod_defaults(text: str) -> PodDefaults:
     """Return the defaults in the JSON ``text``; ConfigError with the field's path for wrong ones."""
-    try:
-        values = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ConfigError("podDefaults", text, f"must be JSON: {error}") from None
-    return validate(PodDefaults, values, "podDefaults")
+    return parse_json(PodDefaults, text, "podDefaults")
 
 
 # NetworkRules: who may reach the pods of jobs, and what these may reach, as administrators decide.
@@ -249,8 +261,4 @@ NO_RULES = NetworkRules()
 
 def parse_network_rules(text: str) -> NetworkRules:
     """Return the rules in the JSON ``text``; ConfigError with the field's path for wrong ones."""
-    try:
-        values = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise ConfigError("network", text, f"must be JSON: {error}") from None
-    return validate(NetworkRules, values, "network")
+    return parse_json(NetworkRules, text, "network")
