@@ -224,9 +224,8 @@ class _Tree:
             self._files[real] = name
             self.names.append(name)
         elif not path.exists() and path.suffix.lower() not in (*SUFFIXES, *EXTENSIONS):
-            kind = (
-                self.left_out if path.suffix else self.skipped
-            )  # that may be a folder of pictures
+            # without a suffix it may have led to a folder of pictures
+            kind = self.left_out if path.suffix else self.skipped
             kind[_printable(name)] = "is a link to nothing"
         elif path.exists() and not _leads_out(path, self._root):
             self._linked.append(name)

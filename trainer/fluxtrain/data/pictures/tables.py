@@ -87,13 +87,19 @@ def write_out(
     faults, count = Faults(), 0
     for number, (picture, caption) in enumerate(_rows(path, table)):
         check()
-        fault = _table_fault(picture, caption, encoding)
-        if fault:
-            faults.add(f"row {number}", fault, caption if fault.endswith(shown(encoding)) else b"")
+        if fault := _picture_fault(picture):
+            faults.add(f"row {number}", fault)
+            continue
+        try:
+            text = text_of(caption, encoding) if isinstance(caption, bytes) else caption
+        except UnicodeError:
+            faults.add(f"row {number}", f"its caption is not {shown(encoding)}", caption)
+            continue
+        if fault := _caption_fault(text):
+            faults.add(f"row {number}", fault)
             continue
         _write_table(partial / f"{number:08d}{_suffix(picture)}", picture)
         if caption:
-            text = text_of(caption, encoding) if isinstance(caption, bytes) else caption
             _write_table(partial / f"{number:08d}.txt", text.encode("utf-8-sig", "replace"))
         count += 1
     if not count:
@@ -162,18 +168,17 @@ def _names(schema: Any) -> str:
     return ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema)[:300]
 
 
-def _table_fault(picture: Any, caption: Any, encoding: str) -> str | None:
+def _picture_fault(picture: Any) -> str | None:
     if not isinstance(picture, bytes) or not picture:
         return "it has no bytes of a picture"
     if len(picture) > MAX_BYTES:
         return f"its picture has more than {MAX_BYTES:,} bytes"
     if not _suffix(picture):
         return "no picture in a format that is read (PNG, JPEG, WebP ...)"
-    if isinstance(caption, bytes):
-        try:
-            caption = text_of(caption, encoding)
-        except UnicodeError:
-            return f"its caption is not {shown(encoding)}"
+    return None
+
+
+def _caption_fault(caption: Any) -> str | None:
     if caption is not None and not isinstance(caption, str):
         return f"its caption is {str(caption)[:40]!r}, not a text"
     if caption and len(caption) > _MAX_CAPTION:
