@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 from supply_chain import torch_wheel
 from tests.paths import ROOT
+
+from fluxtrain.runtime.devices import missing_gpus
 
 CONSTRAINTS = "numpy==2.4.0\nnvidia-nccl-cu13==2.30.7\ntorch==2.15.0\ntriton==3.9.0\ntqdm==4.67.1\n"
 
@@ -60,6 +63,19 @@ def test_constraints_pin_the_installed_torch_and_leave_its_libraries_to_it() -> 
 
 def test_the_range_is_that_of_the_project() -> None:
     assert f'"{torch_wheel.RANGE}",' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_error_of_a_wrong_wheel_names_what_make_setup_installs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.version.hip", None)
+    (index,) = re.findall(r"^TORCH_INDEX \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/kfd").touch()
+    kind = torch_wheel.kind_of_machine(tmp_path)
+    reason = missing_gpus(tmp_path / "dev")
+    assert reason is not None
+    assert f"make setup TORCH={kind}, or pip install torch --index-url {index}/{kind}" in reason
 
 
 def wheel(folder: Path, name: str, version: str) -> None:

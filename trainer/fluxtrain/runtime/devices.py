@@ -238,8 +238,6 @@ def _is_success(error: SupportsInt) -> bool:
     """Return whether a call of the CUDA runtime succeeded; no later call of this thread finds its error."""
     if int(error) == 0:
         return True
-    with suppress(
-        RuntimeError
-    ):  # a launch raises the error that an earlier call left, and clears it
+    with suppress(RuntimeError):  # a launch raises what an earlier call left, and clears it
         torch.ones((), device="cuda")
     return False
