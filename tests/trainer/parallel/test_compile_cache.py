@@ -54,6 +54,14 @@ def test_a_process_with_the_key_of_the_job_has_what_another_has_compiled(tmp_pat
     assert compiled(tmp_path, KEY, tmp_path / "second") == (True, 1, 0)
 
 
+def test_processors_with_other_instructions_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = CompileCache(tmp_path, CPU, KEY).path
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    assert CompileCache(tmp_path, CPU, KEY).path != here
+
+
 def fill(path: Path, content: bytes) -> None:
     path.parent.mkdir()
     path.write_bytes(content)

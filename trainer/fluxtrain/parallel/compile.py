@@ -155,7 +155,15 @@ def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         facts += [properties.name, getattr(properties, "gcnArchName", None)]
+    else:  # torch's own keys lack the instruction set that it compiles for
+        facts += [torch.backends.cpu.get_cpu_capability(), *_features()]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _features() -> list[str]:
+    """Return the features of this processor that torch knows; none before torch 2.11."""
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return sorted(f"{name}={value}" for name, value in capabilities.items())
 
 
 def _version(package: str) -> str | None:
