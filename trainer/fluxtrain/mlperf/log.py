@@ -34,6 +34,7 @@ from fluxtrain.mlperf.facts import (
 )
 from fluxtrain.mlperf.log_lines import TARGET_KEY, LogLine, read_lines
 from fluxtrain.runtime.files import atomic_write_by_several, sync
+from fluxtrain.runtime.program import needs
 
 _SOURCES = str(Path(__file__).parents[2])
 """Removed from metadata.file, so that paths in the log are relative."""
@@ -73,9 +74,12 @@ class MLPerfLog:
         Later events and incomplete lines are removed from the file. If the run's earlier lines are lost they
         are not recreated, and the checker will refuse the log. ``open_chain`` returns the chain of a log that
         keeps the given lines. Raises StorageError if the file cannot be read
-        or written.
+        or written, ConfigError if there is a log and MLCommons' package to continue it is not installed.
         """
         if find_spec(PACKAGE) is None:
+            if path is not None and path.exists():
+                text = f"to continue {path} or to replace it, {needs(PACKAGE, 'mlperf')}"
+                raise ConfigError(DIVISION_FIELD, facts.config.logging.mlperf.division, text)
             return cls(None, False)
         try:
             kept = [] if path is None else lines_until(path, samples, facts.config)

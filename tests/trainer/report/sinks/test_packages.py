@@ -54,6 +54,15 @@ def test_a_training_without_mlcommons_package_has_no_mlperf_log(tmp_path: Path) 
     assert not list(tmp_path.glob("mlperf*"))
 
 
+def test_a_log_that_mlcommons_package_began_is_not_left_incomplete(tmp_path: Path) -> None:
+    config = resolve({"preset": "micro", "schedule": {"steps": 1}, "logging": {"metrics_port": 0}})
+    (tmp_path / "mlperf.log").write_text("")
+    with pytest.raises(
+        AssertionError, match=r"to continue .*mlperf.log .*: pip install 'fluxtrain\[mlperf\]'"
+    ):
+        in_process.train(config, RunPaths(tmp_path, tmp_path, tmp_path))
+
+
 def test_a_pod_without_the_package_ends_with_the_code_of_a_wrong_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
