@@ -71,7 +71,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("a.yaml", "- 1", "a.yaml: got [1]; must be a mapping of options"),
     ("a.yaml", "", "a.yaml: got null; must be a mapping of options"),
     ("a.yaml", "foo: 1", "must be kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"),
-    ("a.yaml", "apiVersion: fluxtrain.dev/v1alpha1", "a.yaml: is a FluxTraining already"),
+    ("a.yaml", "apiVersion: fluxtrain.dev/v1alpha1", "a.yaml: is a FluxTraining already, or another"),
     ("a.yaml", "job: extension\nconfig: 3", "a.yaml: config: got 3; must be a mapping"),
     ("a.yaml", "job: extension\nconfig: {process: 3}", "config.process: got 3; must be a list with"),
     ("a.yaml", "job: extension\nconfig: {name: a}", "config.process: got null; must be a list with"),
@@ -109,7 +109,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("s.json", TUNER + '"grad_clip_method": "both"}', "got 'both'; must be norm or value"),
     ("s.json", TUNER + '"resolution": -1}', "resolution: got -1; must be a whole number, 0 or more"),
     ("s.json", '{"model_family": "flux", "num_train_epochs": 0}', "must be above 0, or max_train_steps"),
-    ("c.cfg", "A=1", "c.cfg: must end in one of .toml, .json, .yaml, .yml"),
+    ("c.cfg", "A=1", "c.cfg: must end in one of .toml, .json, .yaml, .yml, .env, .sh, .bash"),
 ]  # fmt: skip
 
 

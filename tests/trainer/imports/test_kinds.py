@@ -77,6 +77,12 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("t.sh", "python run.py config/a.yaml", "import the YAML that the command names"),
     ("t.sh", "echo hello", "has no command that trains"),
     ("t.sh", "python flux_train_network.py --network_dim $DIM", "must not have variables; add --config_file"),
+    ("a.env", "MODEL_FAMILY=flux\nMODEL_TYPE=lora\nMODEL_NAME=$HOME/flux",
+     "pretrained_model_name_or_path: got '$HOME/flux'; must not have variables that"),
+    ("a.env", 'MODEL_FAMILY=flux\nMODEL_TYPE=lora\nINIT_LORA="$(pwd)/$INIT_LORA"',
+     "init_lora: got '$(pwd)/'; must not have variables that"),
+    ("a.env", "A=12345678\n" + "A=$A$A\n" * 60, "a.env: A has more than 65536 characters"),
+    ("a.env", "MODEL_FAMILY=flux\nMODEL_TYPE=lora\nLORA_RANK='8", "a.env: invalid command: No closing quo"),
     ("t.sh", "python flux_train.py --config_file k.toml",
      "config_file: got 'k.toml'; has the options; import it"),
     ("a.env", "A=1", "must be SimpleTuner's: it has none of"),
@@ -175,7 +181,15 @@ ACCEPTED: list[tuple[str, str, dict[str, object]]] = [
     ("config.env", "export MODEL_TYPE='lora'\nFLUX=true\nLEARNING_RATE=1e-4\nTRAINING_NUM_PROCESSES=1\n"
      "export TRAINER_EXTRA_ARGS=\"--lora_rank=12\"\nTRAINER_EXTRA_ARGS+=\" --controlnet=false\"",
      {"rank": 12}),
+    ("config.env", "BASE=/m # the root\nMODEL_FAMILY=flux\nMODEL_TYPE=lora\nLORA_RANK=12 # small\n"
+     "INIT_LORA=${BASE}/a.safetensors\nVALIDATION_PROMPT='a $5 bill'",
+     {"rank": 12, "initial": "/m/a.safetensors"}),
     ("a.json", json.dumps({"network_module": "networks.lora_flux", "network_dim": 12}), {"rank": 12}),
+    ("a.json", "\ufeff" + TUNER + ', "lora_rank": 12}', {"rank": 12}),
+    ("a.toml", "\ufeff" + LORA + "network_dim = 12", {"rank": 12}),
+    ("a.env", "\ufeffMODEL_FAMILY=flux\nMODEL_TYPE=lora\nLORA_RANK=12", {"rank": 12}),
+    ("t.sh", "python flux_train_network.py --network_module networks.lora_flux --network_dim 12 2>&1 | tee l",
+     {"rank": 12}),
     ("t.sh", "#!/bin/sh\n# flux_train.py\naccelerate launch \\\n  sd-scripts/flux_train_network.py \\\n"
      '  --network_module networks.lora_flux --network_dim=12 \\\n  --network_args "train_blocks=all" \\\n'
      "  --network_train_unet_only && echo done", {"rank": 12, "clip": None}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
         return SIMPLETUNER, with_named_files(_variables(read_text(path), path), path)
     if path.suffix.lower() in _COMMANDS:
         return KOHYA, _command(read_text(path), path)
-    document = read_document(path)
+    document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)
     listed = "\n".join(names)
     for text, *patterns in _FOREIGN:
@@ -62,7 +62,7 @@ _TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
 _NO_TRAINING = f"not a training's; must be {_TRAINERS}"
 _NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
 _FOREIGN: tuple[tuple[str, ...], ...] = (
-    (f"is a FluxTraining already: fluxtrain run trains it, if its kind is {KIND}", "apiVersion"),
+    (f"is a {KIND} already, or another object of Kubernetes: fluxtrain run trains a {KIND}", "apiVersion"),
     ("is spec.run of a FluxTraining: put it there (docs/config.md)",
      "preset", "schedule|adapter|optim|data|initial_weights"),
     (f"is OneTrainer's, {_NO_IMPORT}",
@@ -233,15 +233,10 @@ def _joined(text: str) -> Iterator[str]:
 
 def _arguments(text: str, path: Path) -> dict[str, object]:
     """Return the options in ``text``, the rest of a command; those without a value are flags."""
-    lexer = shlex.shlex(text.lstrip("\"' "), posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "#", ""
-    try:
-        words = list(lexer)
-    except ValueError as error:
-        raise _refused(path, f"invalid command: {error}") from None
+    text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"' "))  # the file descriptor of 2>&1
     found: dict[str, list[str]] = {}
     name = ""
-    for word in words:
+    for word in _words(text, path, escape=""):
         if word and not word.strip(";&|<>"):
             break
         if word.startswith("--"):
@@ -259,6 +254,16 @@ def _arguments(text: str, path: Path) -> dict[str, object]:
         is_list = name in _LISTS or len(values) > 1
         options[name] = values if is_list else values[0] if values else True
     return options
+
+
+def _words(text: str, path: Path, escape: str = "\\") -> list[str]:
+    """Return the words of a shell's ``text``, without quotes and comments."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "#", escape
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise _refused(path, f"invalid command: {error}") from None
 
 
 # SimpleTuner's config.env: variables of a shell, most by the names of options in capitals.
@@ -289,23 +294,27 @@ _FAMILIES = (
     "STABLE_DIFFUSION_LEGACY",
 )
 """Older variables that choose a model."""
+_LONGEST_VARIABLE = 1 << 16
 _OF_SHELL = re.compile(
     r"(TRAINING_NUM|TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|ENV"
 )
 
 
 def _variables(text: str, path: Path) -> dict[str, object]:
-    """Return the options of SimpleTuner's variables in ``text``; those of the shell are left out."""
-    lists: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        if found := re.match(r"\s*(?:export\s+)?(\w+)(\+?)=(.*)", line):
+    """Return the options of SimpleTuner's variables in ``text``; those of the shell are left out.
+
+    Variables that the file sets are replaced in later ones; `import_file` refuses options with others.
+    """
+    variables: dict[str, str] = {}
+    for word in _words(re.sub(r"\\\r?\n", "", text), path):
+        if found := re.fullmatch(r"(\w+)(\+?)=(.*)", word, re.DOTALL):
             name, plus, value = found.groups()
-            value = re.sub(r"\$\{\w+\}", "", value.strip().strip("\"'")).strip()
-            before = lists.setdefault(name, [])
-            if not plus and f"${{{name}}}" not in line:
-                before.clear()
-            before.append(value)
-    variables = {name: " ".join(values).strip() for name, values in lists.items()}
+            known = {name: "", **variables}
+            parts = re.split(r"(\$\w+|\$\{\w+\})", value)
+            parts[1::2] = [known.get(part.strip("${}"), part) for part in parts[1::2]]
+            variables[name] = "".join([f"{known[name]} " if plus else "", *parts]).strip()
+            if len(variables[name]) > _LONGEST_VARIABLE:
+                raise _refused(path, f"{name} has more than {_LONGEST_VARIABLE} characters")
     if any(name.startswith("PARAMS_") for name in variables):
         step = "set its variables, then fluxtrain import-config --from-env"
         raise _refused(path, f"is of a container for kohya's sd-scripts: {step}")
@@ -351,11 +360,22 @@ def import_file(
     trainer, options = read_options(path)
     try:
         reading = Reading(options, {}, processes, epoch_samples, prompt_file)
-        return import_options(trainer, reading, overrides)
+        imported = import_options(trainer, reading, overrides)
+        if path.suffix.lower() == ".env":
+            _refuse_variables(imported.lines[Fate.WRITTEN])
+        return imported
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
         named = (ConfigError(f"{path}: {e.path}", e.given, e.allowed) for e in errors)
         raise join_errors(named) from None
+
+
+def _refuse_variables(lines: Sequence[Line]) -> None:
+    """Raise ConfigError if a value that a field takes over has a variable, or a command, of the shell."""
+    for line in lines:
+        if isinstance(line.value, str) and re.search(r"\$[A-Za-z_{(]|`", line.value):
+            text = "must not have variables that are set elsewhere, nor commands: write what they stand for"
+            raise ConfigError(line.option, line.value, text)
 
 
 # The files that SimpleTuner's config.json names: backends of data, and LyCORIS' options.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -460,15 +460,15 @@ def _with_sources(errors: list[ConfigError], sources: Mapping[str, Line]) -> Ite
 _DEEPEST = 32
 
 
-def read_document(path: Path) -> object:
-    """Return what ``path`` holds, which is small.
+def read_document(path: Path, others: Sequence[str] = ()) -> object:
+    """Return what ``path`` holds, which is small; files with the suffixes ``others`` are read elsewhere.
 
     Raises ConfigError if it cannot be read, is malformed or too deep.
     """
     readers = {".toml": _toml, ".json": _json, ".yaml": parse_yaml, ".yml": parse_yaml}
     read = readers.get(path.suffix.lower())
     if read is None:
-        raise ConfigError(str(path), UNSET, f"must end in one of {', '.join(readers)}")
+        raise ConfigError(str(path), UNSET, f"must end in one of {', '.join([*readers, *others])}")
     document = read(read_text(path), str(path))
     if _is_deep(document):
         raise ConfigError(str(path), UNSET, f"is nested more than {_DEEPEST} levels deep")

@@ -122,7 +122,7 @@ def read_text(path: Path) -> str:
         if len(content) > _MAX_BYTES:
             size = f"{path.stat().st_size} bytes" if path.is_file() else "more"
             raise ConfigError(str(path), size, f"at most {_MAX_BYTES} are read")
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")  # as editors of Windows write it
     except OSError as error:
         raise ConfigError(str(path), UNSET, f"cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
