@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import FrameType
+from unittest import mock
 
 import pytest
 from tests.paths import MICRO
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from fluxtrain.contract.process import ENV_CONFIG, RunPaths
 from fluxtrain.errors import EXIT_INTERRUPTED, EXIT_STOPPED
@@ -120,3 +127,48 @@ def test_the_exit_code_of_ctrl_c_says_whether_anything_is_kept(
     found, message = torchrun._stopped(RunPaths(tmp_path, tmp_path, tmp_path), signum)
     assert found == code
     assert message.startswith(f"stopped by {signum.name}; ")
+
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@pytest.fixture
+def kept_signals() -> Iterator[None]:
+    before = {signum: signal.getsignal(signum) for signum in STOPS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def _handle(signum: int, frame: FrameType | None) -> None:
+    raise SignalException("", signal.Signals(signum))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_signals_that_are_ignored_at_the_start_stop_no_run(
+    signum: signal.Signals, is_ignored: bool, kept_signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(agent: LocalElasticAgent, group: object) -> dict[int, object]:
+        signal.signal(signum, _handle)
+        return {}
+
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", start)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    agent = object.__new__(torchrun.ElasticAgent)
+    agent._peers, agent._remaining_restarts = torchrun.ALONE, 0
+    signal.signal(signum, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    group = mock.Mock()
+    group.spec.max_restarts = 0
+    agent._start_workers(group)
+    with nullcontext() if is_ignored else pytest.raises(SignalException):
+        os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", STOPS)
+def test_a_signal_that_comes_twice_does_not_interrupt_the_end(
+    signum: signal.Signals, kept_signals: None
+) -> None:
+    signal.signal(signum, _handle)
+    torchrun._ignore_stops()
+    os.kill(os.getpid(), signum)

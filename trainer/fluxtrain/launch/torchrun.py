@@ -298,8 +298,11 @@ class ElasticAgent(LocalElasticAgent):
         os.environ["TORCHELASTIC_RESTART_COUNT"] = str(restarts)
         self._num_kills = num_out_of_memory_kills()
         os.environ[ENV_GENERATION] = str(self._peers.generation())
+        ignored = [each for each in _STOPS if signal.getsignal(each) is signal.SIG_IGN]
         with without_interrupts():  # in trainers too, which SIGTERM stops: its end is no traceback
             ids: dict[int, Any] = super()._start_workers(worker_group)
+            for signum in ignored:  # by nohup, or in the background of a script: torch handles all
+                signal.signal(signum, signal.SIG_IGN)
         return ids
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -326,6 +329,8 @@ _NUM_RECORDED = "2000"
 LOCAL_RESTARTS = 3
 """How often ``fluxtrain run`` restarts trainers that crash, such as out of memory, from memory or storage."""
 _LOCK_TIMEOUT_SECONDS = 10.0
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that stop a run, with a checkpoint. A terminal that closes sends SIGHUP, often twice."""
 
 
 def run(config: RunConfig, paths: RunPaths, processes: int) -> tuple[int, str]:
@@ -487,8 +492,8 @@ def _is_over(output: Path, before: Path | None) -> bool:
 
 
 def _ignore_stops() -> None:
-    """Let SIGTERM and SIGINT do nothing from now on: torchrun's handlers would raise an error."""
-    for signum in (signal.SIGTERM, signal.SIGINT):
+    """Let signals that stop a run do nothing from now on: torchrun's handlers would raise an error."""
+    for signum in _STOPS:
         signal.signal(signum, lambda signum, frame: None)
 
 
