@@ -446,3 +446,24 @@ def test_files_of_systems_are_left_out_and_listed_and_do_not_count(tmp_path: Pat
         assert any(name == each or name.startswith(each) for each in listing.left_out)
     assert listing.left_out["._a.png"] == "is hidden"
     assert listing.left_out["@eaDir/"] == "belongs to a NAS or an operating system"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        *(("a.png.txt", "caption"), ("b.txt", "caption"), ("a.Txt", "caption")),
+        *(("train/e.caption", "caption"), ("train/metadata.jsonl", "metadata file")),
+        pytest.param("e\u0301.txt", "caption", id="decomposed"),
+    ],
+)
+def test_texts_that_no_picture_has_are_listed_and_do_not_count(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    used = ("a.txt", "A b [1].CAPTION", "metadata.jsonl", "notes.md")
+    rows = json.dumps({"file_name": "a.png", "text": "a cat"})
+    for each in ("a.png", "A b [1].jpg", "\u00e9.png", *used, name):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_text(rows)
+    listing = list_pictures(tmp_path)
+    assert (len(listing.pictures), listing.skipped, list(listing.left_out)) == (3, {}, [name])
+    assert reason in listing.left_out[name]

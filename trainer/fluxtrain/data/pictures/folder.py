@@ -61,7 +61,7 @@ class Listing:
     skipped: dict[str, str] = field(default_factory=dict)
     """Names with the reason."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """Files and folders that are no pictures of the user's, such as thumbnails, with the reason."""
+    """Files and folders that are no pictures of the user's, such as thumbnails and captions of no picture."""
     masks: dict[str, PictureFile] = field(default_factory=dict)
     """Masks of the loss by the names of their pictures, in a folder of their own."""
     is_streamed: bool = False
@@ -103,7 +103,7 @@ def list_pictures(
     seen = (name for name in absent if not _is_below_hidden(name))
     names = sorted({*tree.names, *seen}, key=in_order)
     pictures, skipped = _pictures(folder, names, captions, root, absent, encoding)
-    skipped, left_out = tree.skipped | skipped, tree.left_out
+    skipped, left_out = tree.skipped | skipped, tree.left_out | _unused_texts(names)
     known = {picture.name for picture in pictures} | skipped.keys() | left_out.keys()
     for number, name in enumerate(captions, 1):
         if name not in known:
@@ -139,6 +139,26 @@ def _pictures(
     for name, codec in likely_codecs(undecoded).items():
         skipped[name] += f", {LIKELY} {codec}"
     return pictures, skipped
+
+
+def _unused_texts(names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of the files ``names`` that no picture has, with the reason."""
+    pictures = {
+        str(Path(name).with_suffix(""))
+        for name in names
+        if Path(name).suffix.lower() in (*SUFFIXES, *_OTHER_SUFFIXES)
+    }
+    unused = dict[str, str]()
+    for path in map(Path, names):
+        if path.name in METADATA and path.parent != Path():
+            unused[_printable(str(path))] = (
+                "is not read: only a metadata file of the whole folder is"
+            )
+        elif path.suffix.lower() in EXTENSIONS and (
+            str(path.with_suffix("")) not in pictures or path.suffix not in _EXTENSIONS
+        ):
+            unused[_printable(str(path))] = "is the caption of no picture here"
+    return unused
 
 
 def _name_fault(name: str) -> str | None:
@@ -292,7 +312,7 @@ def _leads_out(path: Path, root: Path) -> bool:
 
 def texts_beside(path: Path) -> Iterator[Path]:
     """Yield the text files beside the picture ``path``, of which the first with a caption is used."""
-    for extension in (*EXTENSIONS, *map(str.upper, EXTENSIONS)):
+    for extension in _EXTENSIONS:
         beside = path.with_suffix(extension)
         if beside.is_file() or beside.is_symlink():  # a broken link is named when it is read
             yield beside
@@ -337,6 +357,7 @@ def is_sheet_among_pictures(path: Path) -> bool:
 
 
 EXTENSIONS = (".txt", ".caption")
+_EXTENSIONS = (*EXTENSIONS, *map(str.upper, EXTENSIONS))
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
