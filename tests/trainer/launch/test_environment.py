@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from getpass import getuser
 from pathlib import Path
 
 import pytest
 import torch
 
-from fluxtrain.contract.process import gpu_environment
+from fluxtrain.contract.process import RunPaths, gpu_environment
 from fluxtrain.launch import environment as module
+from fluxtrain.launch import torchrun
 from fluxtrain.launch.environment import describe_environment, has_capability, prepare_for_gpus
 
 ROOT = "Name:\tpython\nCapInh:\t0\nCapEff:\t000001ffffffffff\n"
+USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 USER = "Name:\tpython\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"
 
 
@@ -118,3 +122,14 @@ def test_no_limit_of_locked_memory_needs_no_warning(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(resource, "getrlimit", lambda what: unlimited)
     monkeypatch.setattr(resource, "setrlimit", lambda what, limits: None)
     assert module.raise_memlock_limit() is None
+
+
+@pytest.mark.parametrize("user", [None, "somebody"])
+def test_trainers_have_a_user_whose_uid_has_no_passwd_entry(
+    user: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if name not in USER_NAMES}
+    monkeypatch.setattr(os, "environ", kept | ({} if user is None else {"USER": user}))
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError
+    torchrun.prepare_environment(tmp_path, RunPaths(tmp_path, tmp_path, tmp_path))
+    assert os.environ["USER"] == getuser() == (user or f"uid_{os.getuid()}")

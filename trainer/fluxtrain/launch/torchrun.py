@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from getpass import getuser
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -362,6 +363,10 @@ def prepare_environment(config: Path, paths: RunPaths) -> None:
     os.environ.update(paths.environment())
     os.environ[ENV_CONFIG] = str(config)
     prepare_for_gpus(os.environ)
+    try:
+        getuser()
+    except (KeyError, OSError):  # a uid without a passwd entry; torch before 2.13 asks to compile
+        os.environ["USER"] = f"uid_{os.getuid()}"
     os.environ[ENV_OWN_STORE] = "1"
 
 
