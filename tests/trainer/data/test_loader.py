@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
@@ -219,12 +220,25 @@ def test_the_next_evaluation_reads_the_same_with_the_same_workers(
     assert {process.pid for process in multiprocessing.active_children()} == workers
 
 
+@pytest.fixture(params=["fork", "forkserver"])
+def _default_start_method(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start processes in the way of Python 3.13, and in that of 3.14."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(request.param, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.torch_range
+@pytest.mark.usefixtures("_default_start_method")
 def test_a_worker_ends_with_its_trainer_and_at_no_other_signal(tmp_path: Path) -> None:
     """Slurm sends SIGTERM to every process; torch's workers would end, and the trainer with them."""
     run = encoded(tmp_path, num_workers=2)
     evaluation = evaluation_batches(run, open_source(run, tmp_path, "validation"), 0, 2)
     first = with_padding([list(evaluation)])
     workers = multiprocessing.active_children()
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    assert {str(worker.pid) for worker in workers} <= set(children)  # no other process to end
     pids = " ".join(str(worker.pid) for worker in workers)
     subprocess.run(["sh", "-c", f"kill -TERM {pids}"], check=True)
     assert_equal(with_padding([list(evaluation)]), first)

@@ -34,6 +34,8 @@ AnyBatch = Batch | ImageBatch
 AnyOrder = Order | BucketOrder
 Build = Callable[[Array, list[Draw]], AnyBatch]
 """Returns the batch of the samples at the given indices with their draws."""
+START_METHOD = "fork"
+"""Of worker processes; with Python 3.14's default, a server, they would end when Slurm's SIGTERM ends it."""
 
 
 def training_batches(
@@ -106,6 +108,7 @@ def _loader(
         pin_memory=pin,
         persistent_workers=workers > 0,
         worker_init_fn=_end_with_trainer if workers else None,
+        multiprocessing_context=START_METHOD if workers else None,
     )
 
 

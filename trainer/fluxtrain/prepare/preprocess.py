@@ -26,6 +26,7 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.dataset import Encodings
 from fluxtrain.data.images import SampleError
+from fluxtrain.data.loader import START_METHOD
 from fluxtrain.data.shards import FIELDS, write_listing, write_shard
 from fluxtrain.data.sources import write_empty_text
 from fluxtrain.encode.encoders import Encoders, load_encoders
@@ -207,6 +208,7 @@ def read_ahead(config: RunConfig, shards: list[PendingShard]) -> Iterator[InputB
         batch_size=None,  # an item is a whole batch
         num_workers=workers,
         prefetch_factor=config.data.prefetch if workers else None,
+        multiprocessing_context=START_METHOD if workers else None,
     )
     return iter(loader)
 
