@@ -5,7 +5,9 @@
 Environments are kept beside the programs of the cluster, outside the checkout, and all clones share them:
 they have the project's requirements, not the project. The five used last remain. CUDA's libraries, two
 thirds of an installation, are left out: torch loads a library whose functions all return an error instead,
-and finds no GPU. Ends with a table; the exit code is 1 if a test failed or was skipped.
+and finds no GPU. A Python that the machine lacks comes from Debian's packages, unpacked there too, and runs
+with their own libc; compilers are the machine's. Ends with a table; the exit code is 1 if a test failed or
+was skipped.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -26,6 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from cluster import packages
 from cluster.commands import run
 from cluster.console import timed
 from cluster.errors import ClusterError, MachineError
@@ -48,6 +52,8 @@ _OF_TORCH = re.compile(r"(torch|triton|nvidia-|cuda-)")
 _SYSTEM = re.compile(r"(GLIBC|CXXABI|GCC|GOMP|OMP|GOACC|LIBC)")
 """Versions of symbols that are not CUDA's."""
 _INSTALL_SECONDS = 3600
+SUITES = ("testing", "unstable")
+"""Debian's, in the order in which a Python is looked for."""
 
 
 def environment(version: str, python: str) -> Path:
@@ -79,16 +85,70 @@ def forget_oldest() -> None:
 
 
 def find_python(python: str) -> Path:
-    """Return the program of ``python``, a version or a path; MachineError if there is none that runs."""
+    """Return the program of ``python``, a version or a path; Debian's if the machine has no such version.
+
+    Raises MachineError if there is none that runs.
+    """
     try:
         return Path(_uv("python", "find", "--system", "--no-python-downloads", python).strip())
     except ClusterError as error:
         reason = next((line for line in str(error).splitlines() if line.startswith("error:")), "")
-        packages = f"python{python} and python{python}-dev"
-        raise MachineError(
-            f"PYTHON={python}: there is none that runs ({reason.removeprefix('error: ')}); "
-            f"install it, Debian's packages are {packages}, or give its path"
-        ) from None
+        problem = f"PYTHON={python}: there is none that runs ({reason.removeprefix('error: ')})"
+    if not re.fullmatch(r"\d+\.\d+", python):
+        raise MachineError(f"{problem}; give a version such as 3.14, or the path of another")
+    root = KEPT / f"python-{python}"
+    if not root.exists():
+        if os.geteuid():
+            raise MachineError(f"{problem}; install it, or run as root: Debian's is unpacked then")
+        packages.ensure_programs({"debootstrap": "debootstrap"})
+        KEPT.mkdir(parents=True, exist_ok=True)
+        with timed(f"made {root}"), TemporaryDirectory(dir=KEPT) as temporary:
+            try:
+                made = _unpack(Path(temporary), python)
+            except ClusterError as error:
+                message = f"{problem}; Debian's is not to be had: {str(error).splitlines()[-1]}"
+                raise MachineError(message) from None
+            _use_own_libraries(made, root, python)
+            made.rename(root)
+    return root / "usr" / "bin" / f"python{python}"
+
+
+def _unpack(folder: Path, python: str) -> Path:
+    """Return the root, in ``folder``, of the unpacked packages of ``python`` and of all that they need."""
+    include = f"--include=python{python},libpython{python}-dev"
+    options = ["--download-only", "--force-check-gpg", "--variant=minbase", include]
+    downloaded, root = folder / "downloaded", folder / "root"
+    debootstrap = [program("debootstrap"), *options]
+    environment = {"PATH": packages.search_path()}
+    for suite in SUITES:
+        try:
+            run([*debootstrap, suite, downloaded], env=environment, seconds=_INSTALL_SECONDS)
+            break
+        except ClusterError as error:
+            if suite == SUITES[-1] or "Couldn't find these debs" not in str(error):
+                raise
+    for package in sorted(downloaded.glob("var/cache/apt/archives/*.deb")):
+        run([program("dpkg-deb"), "--extract", package, root])
+    return root
+
+
+def _use_own_libraries(made: Path, root: Path, python: str) -> None:
+    """Put a script in the program's place in ``made``, which will be ``root``: it calls that root's loader.
+
+    The program takes the script, or a link to it, for itself: so environments and children work.
+    """
+    [loader] = made.glob("usr/lib/*-linux-gnu*/ld-linux-*.so.*")
+    moved = Path("usr", "libexec", f"python{python}")
+    script = made / "usr" / "bin" / f"python{python}"
+    (made / moved).parent.mkdir(exist_ok=True)
+    script.rename(made / moved)
+    loader = root / loader.relative_to(made)
+    own = shlex.join([str(loader), "--library-path", str(loader.parent)])
+    script.write_text(f'#!/bin/sh\nexec {own} --argv0 "$0" {shlex.quote(str(root / moved))} "$@"\n')
+    script.chmod(0o755)
+    # pyconfig.h includes its part for the processor from /usr/include, where the machine has its own libc's
+    headers = made / "usr" / "include" / f"python{python}"
+    (headers / loader.parent.name).symlink_to(Path("..", loader.parent.name))
 
 
 def _requirements() -> tuple[list[str], list[str]]:
@@ -233,7 +293,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the tests with each version; return 0 if all passed."""
     parser = argparse.ArgumentParser("python -m tests.torch_range")
     parser.add_argument("torch", nargs="+", help="such as 2.10, for its newest, or 2.9.0")
-    parser.add_argument("--python", default=sys.executable, help="such as 3.12, or a path")
+    parser.add_argument(
+        "--python", default=sys.executable, help="such as 3.12, which Debian may have, or a path"
+    )
     given, options = parser.parse_known_args(arguments)
     rows, is_good = [("torch", "Python", "tests", "passed", "seconds")], True
     try:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cluster.errors import ClusterError, MachineError
 from tests import torch_range
 from tests.paths import ROOT
 
@@ -43,3 +44,74 @@ def test_the_environments_used_last_are_kept(
     torch_range.forget_oldest()
     kept = {path.name for path in tmp_path.iterdir()}
     assert kept == {"cache", *(f"torch-2.{number}" for number in range(5))}
+
+
+def test_a_python_that_the_machine_lacks_runs_with_debians_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suites = list[str]()
+
+    def unpack(argv: list[str | Path], **_: object) -> str:
+        """Do what uv, debootstrap and dpkg-deb would; the shell stands for Python."""
+        name, folder = Path(argv[0]).name, Path(argv[-1])
+        if name == "uv":
+            raise ClusterError("error: No interpreter found")
+        if name == "debootstrap":
+            suites.append(str(argv[-2]))
+            if argv[-2] == "testing":
+                raise ClusterError("E: Couldn't find these debs: python3.99")
+            (folder / "var/cache/apt/archives").mkdir(parents=True)
+            (folder / "var/cache/apt/archives/python.deb").touch()
+        else:
+            for path in ("usr/bin", "usr/lib/any-linux-gnu", "usr/include/python3.99"):
+                (folder / path).mkdir(parents=True)
+            [loader] = Path("/").glob("lib*/ld-linux-*.so.*")
+            shutil.copy(loader, folder / "usr/lib/any-linux-gnu")
+            shutil.copy("/bin/sh", folder / "usr/bin/python3.99")
+        return ""
+
+    monkeypatch.setattr(torch_range, "KEPT", tmp_path / "with space")
+    monkeypatch.setattr(torch_range, "run", unpack)
+    monkeypatch.setattr(torch_range, "program", str)
+    monkeypatch.setattr(torch_range, "installed", Path)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("cluster.packages.ensure_programs", lambda _: None)
+    python = torch_range.find_python("3.99")
+    assert torch_range.find_python("3.99") == python
+    assert suites == ["testing", "unstable"]
+    linked = tmp_path / "linked"
+    linked.symlink_to(python)
+    script = 'printf "%s|" "$0" "$@"; read -r line < /proc/$$/cmdline; echo "$line"'
+    done = subprocess.run([linked, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{linked}|")
+    assert f"{tmp_path}/with space/python-3.99/usr/lib/any-linux-gnu/ld-linux" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("python", "user", "message"),
+    [
+        ("3.99", 1000, "run as root"),
+        ("3.99", 0, "E: Couldn't find these debs: python3.99"),
+        ("/no/python", 0, "give a version such as 3.14"),
+        ("3.14.1", 0, "give a version such as 3.14"),
+    ],
+)
+def test_a_python_that_is_nowhere_is_one_line(
+    python: str, user: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(argv: list[str | Path], **_: object) -> str:
+        if Path(argv[0]).name == "uv":
+            raise ClusterError("uv …: exit code 2\nerror: No interpreter found")
+        raise ClusterError("debootstrap …: exit code 1\nE: Couldn't find these debs: python3.99")
+
+    monkeypatch.setattr(torch_range, "KEPT", tmp_path)
+    monkeypatch.setattr(torch_range, "run", fail)
+    monkeypatch.setattr(torch_range, "program", str)
+    monkeypatch.setattr(torch_range, "installed", Path)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr("cluster.packages.ensure_programs", lambda _: None)
+    with pytest.raises(MachineError) as error:
+        torch_range.find_python(python)
+    assert str(error.value).startswith(f"PYTHON={python}: there is none that runs")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
