@@ -206,7 +206,7 @@ def refused(
 
 def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
     """Return the error of a run of which all pictures are ``skipped``; ``report`` names all of them."""
-    begin = f"none of the {num_lost(skipped)} pictures can be used"
+    begin = f"none of the {num_lost(skipped) or len(skipped)} pictures can be used"
     return _refusal(begin, skipped, report)
 
 
@@ -233,7 +233,7 @@ def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
     """Return lines with the first of ``skipped``, and where the rest is."""
     first = [f"skipped {name}: {reason}" for name, reason in islice(skipped.items(), _MAX_NAMED)]
     where = f"; {report} names all" if report else ""
-    count = num_lost(skipped)
+    count = num_lost(skipped) or len(skipped)
     return [*first, f"{count} {'file is' if count == 1 else 'files are'} skipped{where}"]
 
 

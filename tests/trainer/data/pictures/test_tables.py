@@ -15,7 +15,7 @@ from PIL import Image
 from tests.trainer.data.formats.tar_files import image, pixels
 
 from fluxtrain.contract.run.data import TableConfig
-from fluxtrain.data.pictures.folder import Faults, list_pictures, num_lost, read_faults
+from fluxtrain.data.pictures.folder import EMPTY, Faults, list_pictures, num_lost, read_faults
 from fluxtrain.data.pictures.tables import files_of_split, write_out
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError
 
@@ -103,6 +103,12 @@ def test_of_many_faults_the_rest_is_counted(tmp_path: Path) -> None:
     found = read_faults(tmp_path)
     assert (len(found), num_lost(found)) == (1001, 5000)
     assert num_lost({"s/'a.txt'": "twice", "p/a.png": "x", "p#2/a.png": "x"}) == 1
+    assert (
+        num_lost(
+            {"s/": "holds no pictures; row 0: x", "t/": EMPTY, "t/row 0": "x", "to/": "a link"}
+        )
+        == 2
+    )
 
 
 def test_a_table_without_pictures_is_left_out_and_named(tmp_path: Path) -> None:

@@ -30,9 +30,11 @@ SUFFIXES = (
     *(".bmp", ".gif", ".tif", ".tiff", ".avif"),
 )
 _OTHER_SUFFIXES = (
-    *(".heic", ".heif", ".jxl", ".jp2", ".svg", ".psd", ".ico", ".tga", ".exr", ".hdr", ".eps"),
-    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
-    *(".mp4", ".mov", ".avi", ".mkv", ".webm"),
+    *(".heic", ".heif", ".hif", ".avifs", ".jxl", ".jp2", ".j2k", ".jpx", ".jxr", ".qoi", ".apng"),
+    *(".svg", ".psd", ".xcf", ".kra", ".ico", ".tga", ".dds", ".pcx", ".exr", ".hdr", ".eps"),
+    *(".ppm", ".pgm", ".pbm", ".pnm"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf", ".pef", ".srw"),
+    *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".wmv", ".mpg", ".mpeg", ".3gp"),
 )
 """Pictures and films that are not read: they are listed, other files are not looked at."""
 _OUT = "is a link that leads out of {}; copy the file"
@@ -166,6 +168,11 @@ def _name_fault(name: str) -> str | None:
     suffix = Path(name).suffix.lower()
     if not name.isprintable() and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
         return "its name has characters that cannot be printed"  # it could not be written down
+    return suffix_fault(suffix)
+
+
+def suffix_fault(suffix: str) -> str | None:
+    """Return why files with ``suffix`` are not read, if they are pictures or films."""
     if suffix in _OTHER_SUFFIXES:
         return f"{suffix} is not read; convert it to PNG, JPEG or WebP"
     return None
@@ -229,7 +236,7 @@ class _Tree:
             for name in sorted(hidden):
                 is_folder = "/" if name in folders else ""
                 if name not in (FAULTS, LEFT_OUT):
-                    self._leave_out(f"{(below / name).as_posix()}{is_folder}", _reason(name))
+                    self._leave_out(f"{(below / name).as_posix()}{is_folder}", hidden_reason(name))
             links = {name for name in folders if os.path.islink(os.path.join(parent, name))}
             self._links += sorted((below / name).as_posix() for name in links - hidden)
             folders[:] = sorted({*folders} - hidden - links)
@@ -257,7 +264,7 @@ class _Tree:
         if _leads_out(self._folder / name, self._root):
             self.skipped[f"{_printable(name)}/"] = _OUT.format(self._root)
         elif is_hidden(Path(target).name) and not Path(target).name.startswith("."):
-            self._leave_out(f"{name}/", _reason(Path(target).name))
+            self._leave_out(f"{name}/", hidden_reason(Path(target).name))
         else:
             self._read(name)
 
@@ -269,7 +276,8 @@ def _refuse(error: OSError) -> None:
     raise DataError(f"{error.filename}: cannot be read ({error.strerror})")
 
 
-def _reason(name: str) -> str:
+def hidden_reason(name: str) -> str:
+    """Return why the file or folder ``name``, which `is_hidden`, is left out."""
     return "is hidden" if name.startswith(".") else "belongs to a NAS or an operating system"
 
 
@@ -529,6 +537,8 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 FAULTS, LEFT_OUT = ".faults.json", ".left_out.json"
+EMPTY = "holds no pictures"
+"""Of a shard or a table; those that it held are named by themselves."""
 _MOST = 1000
 _REPEATED = re.compile(r"#\d+/")
 _MORE = re.compile(r"(\d+) more were left out")
@@ -589,12 +599,12 @@ def read_faults(folder: Path, file: str = FAULTS) -> dict[str, str]:
 def num_lost(skipped: Mapping[str, str]) -> int:
     """Return the number of pictures that ``skipped`` stands for, names with the reason.
 
-    The rest of a shard or a table stands for many, a text of a sample for none; a folder that a data set
-    config has several times, with a number in its label, counts once.
+    The rest of a shard or a table stands for many, a text of a sample and an empty shard for none; a folder
+    that a data set config has several times, with a number in its label, counts once.
     """
     texts, found = (*EXTENSIONS, ".json"), dict[str, int]()
     for name, reason in skipped.items():
         more = _MORE.fullmatch(reason)
-        count = int(more[1]) if more else not name.rstrip("'").lower().endswith(texts)
-        found[_REPEATED.sub("/", name)] = int(count)
+        count = int(more[1]) if more else int(not name.rstrip("'").lower().endswith(texts))
+        found[_REPEATED.sub("/", name)] = 0 if reason.startswith(EMPTY) else count
     return sum(found.values())

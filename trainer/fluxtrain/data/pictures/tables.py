@@ -26,15 +26,18 @@ from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES, MAX_METADATA_BYT
 from fluxtrain.data.pictures.encodings import shown, text_of
 from fluxtrain.data.pictures.folder import (
     COLUMNS,
+    EMPTY,
     LEFT_OUT,
     SUFFIXES,
     Faults,
     Listing,
     PictureFile,
+    hidden_reason,
     in_order,
     is_hidden,
     list_pictures,
     read_faults,
+    suffix_fault,
 )
 from fluxtrain.data.pictures.picture import MAX_BYTES
 from fluxtrain.errors import ConfigError, DataError
@@ -103,7 +106,7 @@ def write_out(
             _write_table(partial / f"{number:08d}.txt", text.encode("utf-8-sig", "replace"))
         count += 1
     if not count:
-        faults.add("", f"holds no pictures{faults.example()}")
+        faults.add("", f"{EMPTY}{faults.example()}")
     faults.write(partial)
     partial.rename(folder)
 
@@ -234,26 +237,31 @@ def unpack(
         check()
         count += _write(sample, partial, faults, encoding)
     if not count:
-        faults.add("", f"holds no pictures{faults.example()}")
+        faults.add("", f"{EMPTY}{faults.example()}")
     faults.write(partial)
     partial.rename(folder)
 
 
 def _accepted(tar: Path) -> tuple[set[str], Faults]:
     """Return the names of the members that are read, and of pictures that are not, with the reason."""
-    names, faults, parts = set[str](), Faults(), dict[str, str]()
+    names, seen, faults, parts = set[str](), set[tuple[str, str]](), Faults(), dict[str, str]()
     for member in read_members(tar):
         key, suffix = split_name(member.name)
         fault = member.fault or _fault(member, key, suffix)
-        if fault is None and member.name in names:
+        if fault is None and key and (key, suffix) in seen:
             fault = "there are several of this name"
-        if fault and any(map(is_hidden, member.name.split("/")[:-1])):
-            faults.leave_out(quoted(member.name), "belongs to a NAS or an operating system")
-        elif fault and key and suffix.endswith(tuple(f".{each}" for each in _PICTURES)):
+        *folders, last = member.name.split("/")
+        hidden = next(filter(is_hidden, [*folders, last]), None)
+        if hidden and bool(fault) == any(
+            map(is_hidden, folders)
+        ):  # else the listing names the folder
+            faults.leave_out(quoted(member.name), hidden_reason(hidden))
+        elif fault and key and suffix not in _PICTURES and suffix not in _LIMITS:
             parts[member.name] = fault
         elif fault:
             faults.add(quoted(member.name), fault)
         elif suffix in _PICTURES or suffix in _LIMITS:
+            seen.add((key, suffix))
             names.add(member.name)
     keys = {key for key, suffix in map(split_name, names) if suffix in _PICTURES}
     for name, fault in parts.items():  # such as masks beside the pictures
@@ -268,7 +276,10 @@ def _fault(member: Member, key: str, suffix: str) -> str | None:
         return f"it has {member.size} bytes, at most {limit} are read"
     if suffix in _PICTURES and not key:
         return "it has no name before its suffix"
-    if key and suffix not in _PICTURES and suffix.rpartition(".")[2] in _PICTURES:
+    last = suffix.rpartition(".")[2]
+    if key and (other := suffix_fault(f".{last}")):
+        return other
+    if key and suffix not in _PICTURES and last in _PICTURES:
         return f"a sample's name ends at its first dot, so this is its part .{suffix}, which is not read"
     if any(len(part.encode("utf-8", "replace")) > _MAX_PART for part in member.name.split("/")):
         return f"a part of its name has more than {_MAX_PART} bytes"
@@ -304,9 +315,12 @@ def _write(sample: dict[str, Any], folder: Path, faults: Faults, encoding: str) 
         faults.add(quoted(f"{key}.{suffix}"), f"the sample has a picture .{first} already")
     try:
         caption = _caption(sample, encoding)
-    except UnicodeError:
-        fault = f"the caption in its JSON is not {shown(encoding)}"
-        faults.add(quoted(f"{key}.{first or 'json'}"), fault, bytes(sample["json"]))
+    except ValueError as error:
+        is_undecoded = isinstance(error, UnicodeError)
+        fault = f"is not {shown(encoding)}" if is_undecoded else str(error)
+        content = bytes(sample["json"]) if is_undecoded else b""
+        name = quoted(f"{key}.{first or 'json'}")
+        faults.add(name, f"the caption in its JSON {fault}", content)
         return 0
     try:
         if first:
@@ -328,7 +342,7 @@ def _write_file(path: Path, content: bytes) -> None:
 def _caption(sample: dict[str, Any], encoding: str) -> bytes | None:
     """Return the caption of ``sample``, of a text member or of its JSON, as a file.
 
-    Raises UnicodeError if the JSON is of another codec.
+    Raises UnicodeError if the JSON is of another codec, ValueError if it has another fault.
     """
     for suffix in ("txt", "caption"):
         if suffix in sample:
@@ -336,14 +350,16 @@ def _caption(sample: dict[str, Any], encoding: str) -> bytes | None:
     member = bytes(sample.get("json", b"{}"))
     try:  # of bytes in UTF-8 or UTF-16
         content = json.loads(member if shown(encoding) == "UTF-8" else text_of(member, encoding))
-    except UnicodeError:
-        raise
-    except (ValueError, RecursionError):
-        return None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"cannot be read ({error})") from None
+    except RecursionError:
+        raise ValueError("cannot be read (nested too deeply)") from None
     if not isinstance(content, dict):
         return None
-    texts = (content.get(column) for column in COLUMNS)
-    text = next((text for text in texts if isinstance(text, str)), None)
+    texts = [content[column] for column in COLUMNS if content.get(column) is not None]
+    text = next((each for each in texts if isinstance(each, str)), texts[0] if texts else None)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"is {str(text)[:40]}, not a text")
     return None if text is None else text.encode("utf-8-sig", "replace")
 
 
