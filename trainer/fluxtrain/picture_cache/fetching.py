@@ -26,7 +26,8 @@ from tqdm import tqdm
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.data import UTF_8, DataConfig, TableConfig
 from fluxtrain.data.pictures.dataset import FILE
-from fluxtrain.data.pictures.folder import EXTENSIONS, METADATA, SUFFIXES, Listing, is_hidden
+from fluxtrain.data.pictures.encodings import EXTENSIONS
+from fluxtrain.data.pictures.folder import METADATA, SUFFIXES, Listing, is_hidden
 from fluxtrain.data.pictures.subset import Places, remote_sources, streamed_urls, subsets
 from fluxtrain.data.pictures.tables import SHARD, TABLE, files_of_split, unpack, write_out
 from fluxtrain.errors import ConfigError, DataError

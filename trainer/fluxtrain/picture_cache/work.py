@@ -31,7 +31,9 @@ from fluxtrain.data.pictures.dataset import (
     TrainingSet,
     read_training_set,
 )
-from fluxtrain.data.pictures.folder import CAPTION_ENCODING, LIKELY, num_lost
+from fluxtrain.data.pictures.encodings import LIKELY
+from fluxtrain.data.pictures.faults import num_lost
+from fluxtrain.data.pictures.folder import CAPTION_ENCODING
 from fluxtrain.data.pictures.picture import DECODER, variant_captions
 from fluxtrain.data.pictures.subset import (
     REPEATS,

@@ -12,7 +12,8 @@ import pytest
 import webdataset
 from tests.trainer.data.formats.tar_files import image
 
-from fluxtrain.data.pictures.folder import LEFT_OUT, list_pictures, read_faults
+from fluxtrain.data.pictures.faults import LEFT_OUT, read_faults
+from fluxtrain.data.pictures.folder import list_pictures
 from fluxtrain.data.pictures.tables import unpack
 from fluxtrain.errors import DataError
 

@@ -15,7 +15,8 @@ from PIL import Image
 from tests.trainer.data.formats.tar_files import image, pixels
 
 from fluxtrain.contract.run.data import TableConfig
-from fluxtrain.data.pictures.folder import EMPTY, Faults, list_pictures, num_lost, read_faults
+from fluxtrain.data.pictures.faults import EMPTY, Faults, num_lost, read_faults
+from fluxtrain.data.pictures.folder import list_pictures
 from fluxtrain.data.pictures.tables import files_of_split, write_out
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError
 

@@ -18,6 +18,10 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+EXTENSIONS = (".txt", ".caption")
+"""Of files with a caption."""
+LIKELY = "likely"
+"""Before the name of the codec, in the reason of a caption."""
 CONTROL = re.compile(r"[\0-\x08\x0e-\x1f\ufffe\uffff]")
 """Characters that no caption has."""
 HEAD_BYTES = 1 << 10

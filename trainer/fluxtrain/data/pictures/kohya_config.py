@@ -25,8 +25,8 @@ from fluxtrain.contract.run.data import (
     is_url,
     url_fault,
 )
+from fluxtrain.data.pictures.encodings import EXTENSIONS
 from fluxtrain.data.pictures.folder import (
-    EXTENSIONS,
     METADATA,
     PictureFile,
     is_hidden,

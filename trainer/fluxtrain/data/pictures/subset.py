@@ -10,13 +10,8 @@ from pathlib import Path
 
 from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
 from fluxtrain.data.order import Placement
-from fluxtrain.data.pictures.folder import (
-    LEFT_OUT,
-    Listing,
-    PictureFile,
-    list_pictures,
-    read_faults,
-)
+from fluxtrain.data.pictures.faults import LEFT_OUT, read_faults
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya_config import (
     Subset,
     is_dataset_config,

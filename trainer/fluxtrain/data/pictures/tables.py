@@ -24,19 +24,16 @@ from fluxtrain.data.formats.parquet_pages import CONTAINER_LIMIT, check_pages
 from fluxtrain.data.formats.tar import Member, quoted, read_members
 from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES, MAX_METADATA_BYTES, split_name
 from fluxtrain.data.pictures.encodings import shown, text_of
+from fluxtrain.data.pictures.faults import EMPTY, LEFT_OUT, Faults, read_faults
 from fluxtrain.data.pictures.folder import (
     COLUMNS,
-    EMPTY,
-    LEFT_OUT,
     SUFFIXES,
-    Faults,
     Listing,
     PictureFile,
     hidden_reason,
     in_order,
     is_hidden,
     list_pictures,
-    read_faults,
     suffix_fault,
 )
 from fluxtrain.data.pictures.picture import MAX_BYTES
