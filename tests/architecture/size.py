@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
-PARTS = ("operator", "trainer", "cluster", "tests", "benchmarks")
+PRODUCT = ("operator", "trainer")
+PARTS = (*PRODUCT, "cluster", "supply_chain", "tests", "benchmarks")
 
 
 def modules(folder: Path) -> list[Path]:
