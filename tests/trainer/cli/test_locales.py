@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
 NO_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 LOCALES = {
@@ -40,6 +40,14 @@ def body():
     print("1 \\u2192 2 \\udcff")
     print("\\u2192", file=sys.stderr)
     return 0
+sys.exit(run("fluxtrain", "trainer", body))
+"""
+WRITES = """
+import sys
+from fluxtrain.runtime.program import run
+def body():
+    print("x" * int(sys.argv[1]))
+    return 1
 sys.exit(run("fluxtrain", "trainer", body))
 """
 
@@ -75,6 +83,25 @@ def test_any_text_is_printed(locale: str) -> None:
     done = python(PRINTS, locale)
     assert done.returncode == EXIT_OK, done.stderr
     assert done.stdout in (b"1 \\u2192 2 \\udcff\n", "1 → 2 \\udcff\n".encode())
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_output_that_cannot_be_written_ends_in_no_traceback(size: int) -> None:
+    command = [sys.executable, "-c", WRITES, str(size)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, timeout=120, check=False
+        )
+    assert done.returncode == EXIT_STORAGE
+    assert done.stderr.splitlines() == [
+        b"fluxtrain: error: the output cannot be written (No space left on device)"
+    ]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=120, check=False)
+    os.close(writer)
+    assert done.returncode in (EXIT_OK, 1)
+    assert done.stderr == b""
 
 
 @pytest.mark.parametrize("locale", ["none", "Latin-1 streams"])

@@ -5,6 +5,7 @@ Imports next to nothing, so that Ctrl-C has its handler before anything that tak
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -40,10 +41,14 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
         signal.signal(signal.SIGINT, interrupt)
     write_any_text()
-    from fluxtrain.errors import EXIT_OK, EXIT_USAGE, FluxtrainError
+    from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE, FluxtrainError
 
+    code = EXIT_OK
     try:
-        return body()
+        code = body()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except FluxtrainError as error:
         text, code = str(error), error.exit_code
     except ModuleNotFoundError as error:
@@ -52,11 +57,21 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
             raise
     except KeyboardInterrupt:
         return interrupt.report()
-    except BrokenPipeError:  # at its end, Python writes what it holds, which would fail too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    except BrokenPipeError:
+        _write_no_more()
+        return code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        _write_no_more()
+        text, code = f"the output cannot be written ({error.strerror})", EXIT_STORAGE
     print(f"{name}: error: {text}", file=sys.stderr)
     return code
+
+
+def _write_no_more() -> None:
+    """Drop what stdout holds: Python writes it at its end, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Interrupt:

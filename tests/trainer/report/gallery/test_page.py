@@ -17,7 +17,15 @@ from PIL.PngImagePlugin import PngInfo
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.report.endpoint import serve
-from fluxtrain.report.gallery import MOST_PROMPTS, MOST_STEPS, Losses, Pictures, RunPage
+from fluxtrain.report.gallery import (
+    MOST_PROMPTS,
+    MOST_STEPS,
+    Contents,
+    Losses,
+    Pictures,
+    RunPage,
+    render,
+)
 from fluxtrain.runtime.progress import Progress
 
 BROWSER = "chromium-headless-shell"
@@ -197,6 +205,12 @@ def test_damaged_images_leave_their_place_empty(tmp_path: Path) -> None:
     pictures = Pictures(tmp_path / "samples")
     pictures.add(1)
     assert [picture is not None for _, (picture,) in pictures.rows()] == [True]
+
+
+def test_names_that_are_no_text_are_shown_escaped() -> None:
+    page = render(Contents("run", settings=[("output", "und\udcff")]))
+    assert "und\\udcff" in page
+    assert page.encode()
 
 
 def test_the_page_is_served_as_the_run_goes_on(tmp_path: Path) -> None:
