@@ -286,7 +286,7 @@ class Contents:
 
 
 def render(contents: Contents) -> str:
-    """Return the page, in characters that UTF-8 has."""
+    """Return the page, in characters that UTF-8 has: names of files may have any bytes."""
     refresh = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">' * contents.is_live
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
@@ -301,8 +301,7 @@ def render(contents: Contents) -> str:
         f"<footer>{escape(contents.attribution)} <span>fluxtrain {__version__}</span></footer>",
         "</body></html>\n",
     ]
-    page = "\n".join(part for part in parts if part)
-    return page.encode(errors="backslashreplace").decode()  # names of files may have any bytes
+    return "\n".join(filter(None, parts)).encode(errors="backslashreplace").decode()
 
 
 def record_figures(record: Mapping[str, Any], steps: int, epoch: str) -> Iterable[Figure]:
