@@ -19,6 +19,13 @@ SOURCE ?=
 KEY ?=
 PUBLIC_KEY ?=
 
+# Only make setup exchanges the torch of an environment that is there; test-torch has another meaning for it.
+ifneq ($(wildcard $(BIN)/python),)
+ifeq ($(filter setup test-torch,$(MAKECMDGOALS)),)
+override TORCH := auto
+endif
+endif
+
 # Of the torch that was asked for last; any is good enough if none is asked for.
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 

@@ -33,6 +33,28 @@ def test_another_torch_or_python_is_not_that_of_the_environment(tmp_path: Path) 
     assert "-m tests.torch_range 2.9.0 2.11 --python 3.14" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("targets", "has_environment", "kind"),
+    [
+        ("run", True, "auto"),
+        ("test check", True, "auto"),
+        ("setup run", True, "cpu"),
+        ("run", False, "cpu"),
+    ],
+)
+def test_only_setup_exchanges_the_torch_that_is_there(
+    tmp_path: Path, targets: str, has_environment: bool, kind: str
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    if has_environment:
+        (tmp_path / ".venv/bin").mkdir(parents=True)
+        (tmp_path / ".venv/bin/python").touch()
+    command = ["make", "--dry-run", *targets.split(), "TORCH=cpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f'-m supply_chain.torch_wheel "{kind}" ' in done.stdout
+
+
 def test_the_environments_used_last_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

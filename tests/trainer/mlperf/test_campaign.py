@@ -444,6 +444,17 @@ def test_what_is_no_log_of_this_benchmark_is_refused(
     assert f"got '{log}'; {message}" in capsys.readouterr().err
 
 
+def test_a_run_that_is_given_twice_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = write_runs(tmp_path, (5,))
+    link = tmp_path / "link.log"
+    link.symlink_to(folder / "mlperf.log")
+    for paths in ([folder, folder], [folder.parent, folder / "mlperf.log"], [folder, link]):
+        assert main(["mlperf", "campaign", "status", *map(str, paths)]) == EXIT_USAGE
+        assert "is given twice; name each run once" in capsys.readouterr().err
+
+
 def test_a_failed_job_stays_in_the_record(tmp_path: Path) -> None:
     (folder,) = write_runs(tmp_path, (5,))
     log = folder / "mlperf.log"

@@ -292,13 +292,17 @@ class ObservedRun:
 def runs_in(paths: Sequence[Path]) -> list[ObservedRun]:
     """Return the runs whose logs, or output folders, or folders of these, are ``paths``.
 
-    Raises ConfigError for a path without a log, and for what is no log of this benchmark.
+    Raises ConfigError for a path without a log, what is no log of this benchmark, and a log given twice.
     """
-    found = []
+    found, known = [], set[Path]()
     for path in paths:
         logs = [path] if is_file(path) else _logs(path)
         if not logs:
             raise ConfigError("PATH", str(path), f"has no {MLPERF_FILE}, nor has a folder in it")
+        real = {log.resolve() for log in logs}
+        if real & known:
+            raise ConfigError("PATH", str(path), "is given twice; name each run once")
+        known |= real
         found += [ObservedRun(log.parent.name, _read_log(log)) for log in logs]
     return found
 
