@@ -11,6 +11,7 @@ import os
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,6 +221,25 @@ def test_a_machine_that_cannot_compile_is_refused(
     only(commands, monkeypatch)
     with pytest.raises(ConfigError, match=rf"spec\.run\.parallel\.compile.*{missing} is missing"):
         compiles(ParallelConfig(compile=True), device)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_a_folder_without_programs_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, tmp_path: Path
+) -> None:
+    only(("g++", "gcc"), monkeypatch)
+    folder, asked = tmp_path / "not" / "yet", list[Path]()
+
+    def statvfs(path: Path) -> SimpleNamespace:
+        asked.append(path)
+        return SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    with pytest.raises(ConfigError, match=rf"{folder}, for compiled code, is mounted noexec"):
+        compiles(ParallelConfig(compile=True), device)
+    assert not compiles(ParallelConfig(), device)
+    assert set(asked) == {tmp_path}
 
 
 def only(commands: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 
 import torch
 from torch import nn
@@ -27,6 +28,7 @@ from fluxtrain.runtime.files import atomic_write_by_several
 
 BACKEND = "inductor"
 """Torch's compiler of graphs."""
+_CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _MOST_GRAPHS = 64
 """Graphs of a kind of block, of which torch allows 8: more end the run."""
 
@@ -60,13 +62,19 @@ def compiles(parallel: ParallelConfig, device: torch.device) -> bool:
     """
     missing = missing_compiler(device)
     if parallel.compile and missing is not None:
-        reason = f"{missing} on this machine; install it, or set this to false"
+        reason = f"{missing} on this machine; mend that, or set this to false"
         raise ConfigError("spec.run.parallel.compile", True, reason)
     return parallel.compiles(has_gpu=device.type == "cuda") and missing is None
 
 
 def missing_compiler(device: torch.device) -> str | None:
     """Return what torch.compile needs for ``device`` and this machine lacks, None if it lacks nothing."""
+    folder = Path(os.environ.get(_CODE_FOLDER) or gettempdir()).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return (
+            f"{folder}, for compiled code, is mounted noexec ({_CODE_FOLDER} names another folder)"
+        )
     if device.type == "cuda":
         if find_spec("triton") is None:
             return "Triton is missing"
