@@ -65,7 +65,7 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	@for isa in $(ISA); do echo "$$isa"; \
 	env $$isa TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
-test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 or a path
+test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 (Debian's if none is here) or a path
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
 	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
