@@ -50,6 +50,18 @@ def body():
     return 1
 sys.exit(run("fluxtrain", "trainer", body))
 """
+GOES_ON = """
+import os, subprocess, sys
+from fluxtrain.runtime.program import run
+def body():
+    for _ in range(3):
+        print("step", file=sys.stderr, flush=True)
+    os.write(2, b"of a library")
+    subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
+    open(sys.argv[1], "w").close()
+    return 7
+sys.exit(run("fluxtrain", "trainer", body))
+"""
 
 
 def python(
@@ -102,6 +114,17 @@ def test_output_that_cannot_be_written_ends_in_no_traceback(size: int) -> None:
     os.close(writer)
     assert done.returncode in (EXIT_OK, 1)
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_program_goes_on_without_its_stderr(is_full: bool, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full" if is_full else writer, "wb") as stderr:
+        command = [sys.executable, "-c", GOES_ON, str(tmp_path / "done")]
+        done = subprocess.run(command, stderr=stderr, timeout=120, check=False)
+    assert done.returncode == 7
+    assert (tmp_path / "done").exists()
 
 
 @pytest.mark.parametrize("locale", ["none", "Latin-1 streams"])

@@ -16,8 +16,9 @@ _GIB = 1 << 30
 class Console:
     """Writes to stderr; in pods stdout has the MLPerf log."""
 
-    def __init__(self, steps: int, step: int, stream: TextIO = sys.stderr) -> None:
-        """Show a bar from ``step`` to ``steps`` if ``stream`` is a terminal."""
+    def __init__(self, steps: int, step: int, stream: TextIO | None = None) -> None:
+        """Show a bar from ``step`` to ``steps`` if ``stream``, by default stderr, is a terminal."""
+        stream = stream or sys.stderr
         self._stream, self._steps, self._step = stream, steps, step
         self._bar: tqdm | None = None
         self.epochs: Callable[[int], int] | None = None

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 _DISTRIBUTIONS = {"PIL": "pillow", "aiohttp": "kubernetes", "braceexpand": "webdataset"}
@@ -58,20 +59,20 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return interrupt.report()
     except BrokenPipeError:
-        _write_no_more()
+        _drop(sys.stdout)
         return code
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
             raise
-        _write_no_more()
+        _drop(sys.stdout)
         text, code = f"the output cannot be written ({error.strerror})", EXIT_STORAGE
     print(f"{name}: error: {text}", file=sys.stderr)
     return code
 
 
-def _write_no_more() -> None:
-    """Drop what stdout holds: Python writes it at its end, which would fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop(stream: TextIO) -> None:
+    """Drop what ``stream`` holds, and what comes: Python writes it at its end, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class _Interrupt:
@@ -114,10 +115,33 @@ def without_interrupts() -> Iterator[None]:
 
 
 def write_any_text() -> None:
-    r"""Let stdout and stderr write a character that their encoding lacks as \u2192, instead of failing."""
+    r"""Let stdout and stderr write a character that their encoding lacks as \u2192, instead of failing.
+
+    What is written to stderr after its reader has ended is dropped: a run goes on without it.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        encoding, errors = sys.stderr.encoding, sys.stderr.errors
+        sys.stderr = _Stderr(sys.stderr.buffer, encoding, errors, line_buffering=True)
+
+
+class _Stderr(io.TextIOWrapper):
+    """A stderr that cannot fail: if it cannot be written, it becomes /dev/null."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            _drop(self)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            _drop(self)
 
 
 def missing_package(error: ModuleNotFoundError, extra: str = "trainer") -> str:
