@@ -116,6 +116,14 @@ def test_output_that_cannot_be_written_ends_in_no_traceback(size: int) -> None:
     assert done.stderr == b""
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-", "<&-"])
+def test_a_program_goes_on_with_closed_streams(closed: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", GOES_ON]
+    done = subprocess.run([*command, tmp_path / "done"], capture_output=True, timeout=120)
+    assert done.returncode == 7
+    assert (tmp_path / "done").exists()
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_program_goes_on_without_its_stderr(is_full: bool, tmp_path: Path) -> None:
     reader, writer = os.pipe()

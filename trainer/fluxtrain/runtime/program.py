@@ -41,14 +41,14 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
     interrupt = _Interrupt(name)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
         signal.signal(signal.SIGINT, interrupt)
+    _open_closed_streams()
     write_any_text()
     from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE, FluxtrainError
 
     code = EXIT_OK
     try:
         code = body()
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return code
     except FluxtrainError as error:
         text, code = str(error), error.exit_code
@@ -68,6 +68,18 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
         text, code = f"the output cannot be written ({error.strerror})", EXIT_STORAGE
     print(f"{name}: error: {text}", file=sys.stderr)
     return code
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null in place of streams that are closed: Python has None for them, children other files."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.dup2(descriptor, number)
+            os.set_inheritable(number, True)  # if it was ``descriptor`` itself
+            stream = os.fdopen(number, "w" if number else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def _drop(stream: TextIO) -> None:
