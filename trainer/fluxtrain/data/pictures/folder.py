@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from os.path import realpath
+from os.path import realpath, splitext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -148,21 +148,15 @@ def _pictures(
 
 def _unused_texts(names: Iterable[str]) -> dict[str, str]:
     """Return the texts of the files ``names`` that no picture has, with the reason."""
-    pictures = {
-        str(Path(name).with_suffix(""))
-        for name in names
-        if Path(name).suffix.lower() in (*SUFFIXES, *_OTHER_SUFFIXES)
-    }
+    parts = [(name, *splitext(name)) for name in names]
+    known = {*SUFFIXES, *_OTHER_SUFFIXES}
+    pictures = {stem for _, stem, suffix in parts if suffix.lower() in known}
     unused = dict[str, str]()
-    for path in map(Path, names):
-        if path.name in METADATA and path.parent != Path():
-            unused[_printable(str(path))] = (
-                "is not read: only a metadata file of the whole folder is"
-            )
-        elif path.suffix.lower() in EXTENSIONS and (
-            str(path.with_suffix("")) not in pictures or path.suffix not in _EXTENSIONS
-        ):
-            unused[_printable(str(path))] = "is the caption of no picture here"
+    for name, stem, suffix in parts:
+        if name.endswith(tuple(f"/{each}" for each in METADATA)):
+            unused[_printable(name)] = "is not read: only a metadata file of the whole folder is"
+        elif suffix.lower() in EXTENSIONS and (stem not in pictures or suffix not in _EXTENSIONS):
+            unused[_printable(name)] = "is the caption of no picture here"
     return unused
 
 

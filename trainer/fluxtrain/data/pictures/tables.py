@@ -249,9 +249,10 @@ def _accepted(tar: Path) -> tuple[set[str], Faults]:
             fault = "there are several of this name"
         *folders, last = member.name.split("/")
         hidden = next(filter(is_hidden, [*folders, last]), None)
-        if hidden and bool(fault) == any(
+        is_below = any(
             map(is_hidden, folders)
-        ):  # else the listing names the folder
+        )  # what has no fault is written: the listing names the folder
+        if hidden and bool(fault) == is_below:
             faults.leave_out(quoted(member.name), hidden_reason(hidden))
         elif fault and key and suffix not in _PICTURES and suffix not in _LIMITS:
             parts[member.name] = fault
