@@ -25,9 +25,9 @@ from fluxtrain.model.fp8 import Rounded, dialect_of, product
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallel.compile import BACKENDS, attention_backend
 
-ADAMW_BYTES = 7 * 4 + 2
-"""Bytes that one AdamW step moves per parameter: reads weight, gradient and both moments, writes all but the
-gradient, in float32, and writes the weight in bfloat16."""
+ADAMW_BYTES = 6 * 4 + 2 * 2
+"""Bytes that one AdamW step moves per parameter: reads and writes weight and both moments in float32, reads
+the gradient of one micro batch and writes the rounded weight in bfloat16."""
 _COPY_BYTES = 1 << 30
 
 

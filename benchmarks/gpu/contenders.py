@@ -58,7 +58,7 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     model = build_model(config, world, random_weights(setting.model))
     compute = DTYPES[config.precision.compute]
     flow_loss = FlowLoss(model, config, compute)
-    optimizer = optim.make_optimizer(model, config.optim, compute)
+    optimizer = optim.make_optimizer(model, config.optim, compute, accumulates=False)
     bad_step = torch.tensor(optim.NEVER, device=device())
 
     def step() -> Tensor:

@@ -221,6 +221,16 @@ def test_a_single_rank_also_has_its_weights_in_the_compute_dtype(compute: str, w
     assert found.gathered == 0
 
 
+def test_a_single_rank_keeps_gradients_of_one_micro_batch_as_they_come() -> None:
+    parallel = {"activation_checkpointing": 1.0}
+    for optim, bytes_of_one in (({}, 2), ({"name": "lion", "learning_rate": 1e-5}, 4)):
+        config = make_config(parallel=parallel, optim=optim)
+        sums, one = (memory_of(config, 1, accumulates=each).gradients for each in (True, False))
+        count = count_parameters(config.model).total
+        assert sums == 4 * count
+        assert 0.99 * bytes_of_one * count < one <= bytes_of_one * count
+
+
 def test_each_replica_has_the_whole_state() -> None:
     config = make_config(parallel={"dp_replicate": 4})
     plan = make_plan(config, 4, 8)

@@ -1,6 +1,9 @@
-"""AdamW: torch's fused kernel."""
+"""AdamW: by a kernel of our own on a GPU, by torch's fused one elsewhere."""
 
 from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, UInt8
@@ -10,6 +13,9 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimConfig, is_quantized
 from fluxtrain.optim.optimizer import Optimizer, in_float32
 from fluxtrain.parallel.distributed import local_part, rows_like
+
+if TYPE_CHECKING:
+    from fluxtrain.optim.fused import FusedStep
 
 
 def step(
@@ -41,22 +47,29 @@ def step(
 
 
 class AdamW(Optimizer):
-    """Torch's fused AdamW."""
+    """AdamW whose weights in float32 are changed in one launch on a GPU."""
 
     names = ("exp_avg", "exp_avg_sq")
 
     def _allocate(self) -> None:
-        groups = self._groups() if self._is_bfloat16 else [slice(0, len(self._owned))]
+        self._fused = None if self._is_bfloat16 else _fused(self._factors, self.steps_taken.device)
+        self._rounds = self._fused is not None
+        is_small = self._is_bfloat16 or not self._sums  # a float32 copy of the gradients is made
+        groups = self._groups() if is_small else [slice(0, len(self._owned))]
         self._rates = [(group, _by_factor(self._factors[group])) for group in groups]
         """Parameters, and of each factor of the learning rate the positions among them."""
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
         gradients = self._gradients()
         averages, squares = (self._parts(name) for name in self.names)
+        if self._fused is not None and self._owned:
+            tensors = self._weights, gradients, averages, squares
+            numbers = self.steps_taken, self._config, self._rate, grad_scale, found_inf
+            return self._fused.take(tensors, self._rounded, *numbers)
         for group, rates in self._rates:
             with self._changing(group) as weights:
                 own = gradients[group]
-                if self._is_bfloat16:
+                if own[0].dtype == torch.bfloat16:
                     _, own = in_float32(own)
                 of_each = weights, own, averages[group], squares[group]
                 for factor, positions in rates:
@@ -66,6 +79,15 @@ class AdamW(Optimizer):
                     tensors = weight, gradient, average, square
                     rate = self._rate * factor
                     step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
+
+
+def _fused(factors: list[float], device: torch.device) -> FusedStep | None:
+    """Return the kernel of parameters with these ``factors``; None where Triton cannot run it."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    from fluxtrain.optim.fused import FusedStep  # Triton takes a second to import
+
+    return FusedStep(factors, device)
 
 
 def _by_factor(factors: list[float]) -> list[tuple[float, list[int]]]:

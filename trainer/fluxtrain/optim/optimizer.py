@@ -50,13 +50,16 @@ class Optimizer(torch.optim.Optimizer):
         factors: Sequence[float] = (),
         names: Sequence[str] = (),
         seed: int = 0,
+        accumulates: bool = True,
     ) -> None:
         """Allocate the state of ``parameters``; those that are not sharded are rounded to ``compute``.
 
         ``factors`` multiply the learning rate of each parameter; without them it is that of all. Parameters
-        in bfloat16 have no other value; how steps round them depends on ``names`` and ``seed``.
+        in bfloat16 have no other value; how steps round them depends on ``names`` and ``seed``. Unless it
+        ``accumulates`` those of several micro batches, gradients may stay in ``compute``, as they come.
         """
         super().__init__(parameters, {"lr": config.learning_rate})
+        self._sums = accumulates or not config.takes_rounded_gradients
         self._is_bfloat16 = parameters[0].dtype == torch.bfloat16
         self.weights = {each: self._new_weight(each, compute) for each in parameters}
         """The value of each parameter, sharded as it is: what steps change, and checkpoints hold."""
@@ -76,6 +79,8 @@ class Optimizer(torch.optim.Optimizer):
         self._rounded = [
             each.detach() for each in parameters if each.dtype != self.weights[each].dtype
         ]
+        self._rounds = False
+        """Whether a change of the weights gives the parameters their values too."""
         self._seed, self._step = seed, 0
         names_of = dict(zip(parameters, names, strict=True)) if self._is_bfloat16 else {}
         self._places = [Place.of(names_of[each], each) for each in self._owned if names_of]
@@ -87,12 +92,13 @@ class Optimizer(torch.optim.Optimizer):
     def _new_weight(self, parameter: nn.Parameter, compute: torch.dtype) -> Tensor:
         """Round ``parameter`` to ``compute`` unless it is sharded; return its value in float32.
 
-        Gradients are then cast to float32 when they are added up. FSDP2 does both for sharded parameters.
+        Gradients are then cast to float32 if they are added up. FSDP2 does both for sharded parameters.
         """
         weight = parameter.detach()
         if not is_sharded(parameter) and compute != weight.dtype:
             parameter.data = weight.to(compute)
-            parameter.grad_dtype = weight.dtype
+            if self._sums:
+                parameter.grad_dtype = weight.dtype
         return weight
 
     def _new_state(self, weight: Tensor) -> dict[str, Tensor]:
@@ -117,8 +123,9 @@ class Optimizer(torch.optim.Optimizer):
         """Return the L2 norm of all gradients, on the device; every rank must call this."""
         squares = torch.zeros_like(self.steps_taken)
         if self._owned:
-            dtype = torch.float32 if self._is_bfloat16 else None
-            norms = torch._foreach_norm(self._gradients(), 2, dtype)
+            gradients = self._gradients()
+            dtype = torch.float32 if gradients[0].dtype == torch.bfloat16 else None
+            norms = torch._foreach_norm(gradients, 2, dtype)
             squares = torch.stack(norms).square().sum()
         return sum_over_parts(squares, self._parameters[0]).sqrt()
 
@@ -133,7 +140,8 @@ class Optimizer(torch.optim.Optimizer):
         self._change(grad_scale, found_inf)
         if self._config.ema_decay is not None:
             self._average(self._config.ema_decay, 1 - found_inf)
-        self._round()
+        if not self._rounds:
+            self._round()
 
     @property
     def averages(self) -> bool:

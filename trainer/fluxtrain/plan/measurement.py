@@ -310,10 +310,13 @@ class Step:
         self._config, self._device = config, world.device
         self._shares = BatchShares.of(config, world.size)
         self.model, compute = model, DTYPES[config.precision.compute]
-        self.optimizer = optim.make_optimizer(
-            *(model, config.optim, compute), partial(rate_of, adapter=config.adapter), _SEED
-        )
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
+        self.optimizer = optim.make_optimizer(
+            *(model, config.optim, compute),
+            partial(rate_of, adapter=config.adapter),
+            _SEED,
+            accumulates=self.micro_batches > 1,
+        )
         self.encoders = encoders and allocated(encoders, world.device)
         self.batch = self._batch(self._shares.micro_batch_size)
         self.ahead = [self._batch(self._shares.micro_batch_size)] if copies_ahead else []

@@ -125,7 +125,7 @@ class InUse:
     """Bytes in use at one moment, beside weights and optimizer state."""
 
     gradients: int
-    """Reduced gradients, in the data type of the weights."""
+    """Reduced gradients, in the data type of the weights, or of one micro batch as they come."""
     gathered: int
     """Gathered weights, and gradients that are being reduced."""
     activations: int
@@ -169,6 +169,9 @@ class Passes:
         self._gradient = self._weight
         if self._is_sharded:  # FSDP2 casts down at once, and up late
             self._gradient = min(self._width, self._reduce)
+        self._kept_gradient = self._weight
+        if self.is_rounded and not accumulates and config.optim.takes_rounded_gradients:
+            self._gradient = self._kept_gradient = self._width
         self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
         self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != self._weight
@@ -202,8 +205,8 @@ class Passes:
 
     @property
     def shard_bytes(self) -> int:
-        """Return the bytes of this rank's shard of the trained weights, and of their gradients."""
-        return self._shard(self._trained_padded.total)
+        """Return the bytes of this rank's shard of the trained weights, and of sums of their gradients."""
+        return self._weight * self._trained_padded.total // self._shards
 
     @property
     def state_bytes(self) -> int:
@@ -236,7 +239,7 @@ class Passes:
             saved = self._first + sum(kept[: number + 1])
             yield from self._backward(number, saved, reduced)
             if not self._accumulates:
-                reduced += self._shard(self._blocks[number].padded)
+                reduced += self._kept_gradient * self._blocks[number].padded // self._shards
         yield from self._end(reduced)
 
     def _in_order(self, config: RunConfig) -> Iterator[_Block]:
@@ -317,10 +320,8 @@ class Passes:
         rest = self._trained.rest * self._gradient
         first = self._reduction(self._blocks[0].padded) if self._blocks else 0
         yield InUse(reduced, self._rest() + first, self._first + rest)
-        yield InUse(self.shard_bytes, 0, self._first + self._update)
-
-    def _shard(self, parameters: int) -> int:
-        return self._weight * parameters // self._shards
+        kept = self._kept_gradient * self._trained_padded.total // self._shards
+        yield InUse(kept, 0, self._first + self._update)
 
     def _rest(self) -> int:
         """Return the gathered weights outside the blocks, which stay gathered."""

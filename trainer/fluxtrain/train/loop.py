@@ -139,6 +139,7 @@ class _Trainer:
             *(self.model, config.optim, compute),
             partial(rate_of, adapter=config.adapter),
             config.drawn_seed,
+            accumulates=self.shares.accumulation_steps > 1,
         )
         self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite

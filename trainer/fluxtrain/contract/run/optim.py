@@ -110,6 +110,11 @@ class OptimConfig(StrictModel):
         return _FLOAT32 * self.state_values + quantized
 
     @property
+    def takes_rounded_gradients(self) -> bool:
+        """Return whether it computes with gradients in the compute dtype, if a step has one micro batch."""
+        return self.name == "adamw"
+
+    @property
     def state_values(self) -> int:
         """Return the numbers that are kept of a parameter besides its weight."""
         return STATE_VALUES[self.name] + (self.ema_decay is not None)
