@@ -24,7 +24,11 @@ TRACE, SUMMARY = "trace.json.gz", "kernels.json"
 _MAX_TRACE = 15 << 20
 """Bytes of a trace; of a larger one only what the device did is kept."""
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+OTHER = "element-wise and norms"
 CATEGORIES = {  # the first that a name contains decides
+    OTHER: (
+        "triton_",
+    ),  # fused kernels, which have the names of all that they compute, such as cat
     "collective": ("nccl", "rccl", "all_gather", "reduce_scatter", "all_reduce"),
     "attention": ("flash", "fmha", "attention", "cudnn_generated", "sdpa", "aiter"),
     "matrix product": ("gemm", "cutlass", "nvjet", "cublas", "addmm", "aten::mm", "bmm", "cijk_"),
@@ -32,7 +36,6 @@ CATEGORIES = {  # the first that a name contains decides
     "copy": ("memcpy", "copy_", "cat", "split_with_sizes"),
     "set": ("memset", "fill_"),
 }
-OTHER = "element-wise and norms"
 
 
 def record(step: Callable[[], object], folder: str) -> None:
