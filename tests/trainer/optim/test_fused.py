@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fluxtrain import optim
 from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optim.adamw import step
+from fluxtrain.parallel.compile import missing_compiler
 
 CONFIG = OptimConfig(learning_rate=1e-2, beta2=0.95, weight_decay=0.1)
 SIZES = ((37,), (129, 64), (5, 4096), (3, 7))
@@ -112,3 +113,15 @@ def test_other_optimizers_keep_gradients_in_float32() -> None:
     model(torch.randn(2, 4).bfloat16()).sum().backward()
     assert model.weight.grad is not None
     assert model.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("capability", "missing"), [((6, 1), True), ((9, 0), False)])
+def test_a_gpu_that_triton_lacks_has_torchs_step(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], missing: bool
+) -> None:
+    pytest.importorskip("triton", reason="Triton exists on Linux only")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setenv("CC", "true")  # a program that exists
+    reason = missing_compiler(torch.device("cuda"))
+    assert reason == ("a GPU of compute capability 7.0 is missing" if missing else None)

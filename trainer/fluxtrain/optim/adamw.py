@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimConfig, is_quantized
 from fluxtrain.optim.optimizer import Optimizer, in_float32
+from fluxtrain.parallel.compile import missing_compiler
 from fluxtrain.parallel.distributed import local_part, rows_like
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class AdamW(Optimizer):
 
 def _fused(factors: list[float], device: torch.device) -> FusedStep | None:
     """Return the kernel of parameters with these ``factors``; None where Triton cannot run it."""
-    if device.type != "cuda" or find_spec("triton") is None:
+    if device.type != "cuda" or missing_compiler(device) is not None:
         return None
     from fluxtrain.optim.fused import FusedStep  # Triton takes a second to import
 

@@ -29,6 +29,7 @@ from fluxtrain.runtime.files import atomic_write_by_several
 BACKEND = "inductor"
 """Torch's compiler of graphs."""
 _CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_OLDEST_OF_TRITON = (7, 0)
 _MOST_GRAPHS = 64
 """Graphs of a kind of block, of which torch allows 8: more end the run."""
 
@@ -78,6 +79,9 @@ def missing_compiler(device: torch.device) -> str | None:
     if device.type == "cuda":
         if find_spec("triton") is None:
             return "Triton is missing"
+        has_gpu = torch.cuda.is_available()
+        if has_gpu and torch.cuda.get_device_capability(device) < _OLDEST_OF_TRITON:
+            return "a GPU of compute capability 7.0 is missing"
         names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton does
         text = f"a C compiler ({' or '.join(names)}) is missing"
         return None if any(map(shutil.which, names)) else text
