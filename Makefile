@@ -60,10 +60,12 @@ test: setup ## run all tests; as root, those on a real cluster too
 test-quick: setup ## the tests that need no cluster and start no training of their own
 	$(BIN)/python -m pytest -q -m "not slow" --durations=10 $(PYTEST_OPTIONS) $(QUICK)
 
-# Torch's cache of compiled graphs has no instruction set in its key.
+# Torch's cache of compiled graphs has no instruction set in its key: each setting has a cache of its own.
 test-isa: setup ## the tests of numbers with the kernels of older processors, one after the other (ISA_TESTS=)
-	@for isa in $(ISA); do echo "$$isa"; \
-	env $$isa TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 $(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
+	@caches=$$(mktemp -d); trap 'rm -rf "$$caches"' EXIT; trap 'exit 130' INT TERM; \
+	for isa in $(ISA); do echo "$$isa"; \
+	env $$isa TORCHINDUCTOR_CACHE_DIR="$$(mktemp -d -p "$$caches")" \
+	$(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 (Debian's if none is here) or a path
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
