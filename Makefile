@@ -6,7 +6,6 @@ TORCH ?= auto
 TORCH_INDEX ?= https://download.pytorch.org/whl
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
-QUICK := $(addprefix tests/,architecture contract operator chart trainer benchmarks faults)
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2
 # ATen's plain kernels beside oneDNN's AVX-512 are in no processor, and torch's bfloat16 attention fails there.
 ISA := "$(AVX2)" "$(AVX2) ATEN_CPU_CAPABILITY=default"
@@ -30,7 +29,7 @@ endif
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick test-isa test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -53,12 +52,17 @@ lora: setup ## after make run: train examples/openmoji-lora.yaml, a style, in ab
 	$(BIN)/fluxtrain prepare openmoji
 	$(BIN)/fluxtrain run examples/openmoji-lora.yaml
 
-test: setup ## run all tests; as root, those on a real cluster too
-	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests report why they are skipped"
-	$(BIN)/python -m tests.run $(PYTEST_OPTIONS)
+test: setup prepare-cluster ## run all tests but those of make proof; as root, those on a real cluster too
+	$(BIN)/python -m tests.run test $(PYTEST_OPTIONS)
 
 test-quick: setup ## the tests that need no cluster and start no training of their own
-	$(BIN)/python -m pytest -q -m "not slow" --durations=10 $(PYTEST_OPTIONS) $(QUICK)
+	$(BIN)/python -m tests.run quick $(PYTEST_OPTIONS)
+
+proof: setup prepare-cluster ## the tests that are long by nature, test-isa and test-torch: after make test, before a release
+	$(BIN)/python -m tests.run proof $(PYTEST_OPTIONS)
+
+prepare-cluster: setup
+	@test "$$(id -u)" != 0 || $(BIN)/python -m cluster prepare || echo "no cluster here; its tests report why they are skipped"
 
 # Torch's cache of compiled graphs has no instruction set in its key: each setting has a cache of its own.
 test-isa: setup ## the tests of numbers with the kernels of older processors, one after the other (ISA_TESTS=)

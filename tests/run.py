@@ -1,39 +1,81 @@
-"""Run all tests in three pytest processes at once: of the trainer, of the operator, and on a cluster.
+"""Run the tests of a suite in several pytest processes at once, its lanes.
 
-    python -m tests.run [--repeat] [pytest's own options]
+    python -m tests.run {test,quick,proof} [--repeat] [pytest's own options]
 
-The second has all that needs an API server at most, and those folders of the trainer's tests that make them
-about equally long. Ends with the ten slowest tests, files and folders, all counts, and the errors of all
-tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is reported as FLAKY,
-with both logs.
+`test` has what is not marked `proof`, `quick` the part of it that is not slow, `proof` the rest, and the
+tests with kernels of older processors and other versions of torch. There are more lanes than cores: agents,
+trainers and a cluster mostly wait. Ends with the ten slowest tests, files and folders, all counts, and the
+errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
+reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.paths import ROOT
 
-LANES = {
-    "trainer": ["trainer"],
-    "operator": [
-        *("api_server", "architecture", "contract", "operator", "chart", "benchmarks", "faults"),
-        *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/launch"),
-        *("trainer/mlperf", "trainer/model", "trainer/imports", "trainer/plan"),
-        *("trainer/prepare", "trainer/rendezvous"),
-    ],
-    "cluster": ["cluster", "end_to_end"],
+
+@dataclass(frozen=True)
+class Suite:
+    """The tests that one command runs."""
+
+    marks: str
+    """Pytest's expression of the tests that are run."""
+    lanes: Mapping[str, Sequence[str]]
+    """Folders and files of each pytest process. Those inside what another lane has are not that one's."""
+    commands: Sequence[Sequence[str]] = ()
+    """Make's targets, each with its variables, that run one after the other next to the lanes."""
+
+
+REAL = ("api_server", "cluster", "end_to_end")
+"""Folders whose tests start a Kubernetes, or its API server."""
+OPERATOR = ("architecture", "contract", "operator", "chart", "benchmarks", "faults")
+WITH_OPERATOR = (
+    *OPERATOR,
+    *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/imports"),
+    *("trainer/mlperf", "trainer/model"),
+)
+"""The operator's, and those of the trainer that make both lanes about equally long."""
+SUITES = {
+    "test": Suite(
+        "not proof",
+        {
+            "trainer": ("trainer",),
+            "trainings": ("trainer/plan", "trainer/prepare", "trainer/state", "trainer/train"),
+            "agents": ("trainer/launch", "trainer/rendezvous", "trainer/report"),
+            "operator": WITH_OPERATOR,
+            "cluster": REAL,
+        },
+    ),
+    "quick": Suite("not slow and not proof", {"trainer": ("trainer",), "operator": WITH_OPERATOR}),
+    "proof": Suite(
+        "proof",
+        {"compute": (*OPERATOR, "trainer"), "cluster": REAL},
+        (
+            (
+                "test-isa",
+                "ISA_TESTS=tests/trainer/model/test_fp8.py"
+                " tests/trainer/parallel/test_attention_backend.py tests/trainer/optim",
+            ),
+            ("test-torch", "TORCH=2.9.0 2.11"),  # the lowest, and the one of today's CUDA images
+        ),
+    ),
 }
+MAKE = "make"
+"""The lane of a suite's commands."""
 NUM_SLOWEST = 10
+OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTEST_OPTIONS", "PYTHON", "TORCH"}
 NO_TESTS = 5  # pytest's exit code if options select none
 
 
@@ -49,32 +91,56 @@ class Result:
     """Errors and output, by test."""
 
 
-def run(lane: str, options: Sequence[str], folder: Path) -> Result:
+def run(suite: Suite, lane: str, options: Sequence[str], folder: Path) -> Result:
     """Run the tests of ``lane``; its lines go to the terminal with the lane's name."""
     report = folder / f"{lane}-{time.monotonic_ns()}.xml"
     command = [
         *(sys.executable, "-m", "pytest", "--color=no", f"--junitxml={report}"),
-        *("-o", f"cache_dir=.pytest_cache/{lane}", "-o", "junit_logging=all", *options),
-        *selected(lane),
+        *("-o", f"cache_dir=.pytest_cache/{lane}", "-o", "junit_logging=all", "-m", suite.marks),
+        *(*options, *selected(suite, lane)),
     ]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"{lane} | {line}", end="", flush=True)
-    result = Result(process.returncode)
+    result = Result(printed(lane, command))
     if report.exists():
         read(report, result)
     return result
 
 
-def selected(lane: str) -> list[str]:
-    """Return pytest's options that select the folders of ``lane``, without those inside that another has."""
-    folders = LANES[lane]
-    others = [name for other in LANES if other != lane for name in LANES[other]]
-    inside = [name for name in others if any(name.startswith(f"{own}/") for own in folders)]
-    return [f"tests/{name}" for name in folders] + [f"--ignore=tests/{name}" for name in inside]
+def printed(lane: str, command: Sequence[str], variables: Mapping[str, str] = os.environ) -> int:
+    """Run ``command``, print its lines with the name of ``lane``; return its exit code."""
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{lane} | {line}", end="", flush=True)
+    return process.returncode
+
+
+def make(targets: Sequence[Sequence[str]]) -> Result:
+    """Run Make's ``targets``, each with its variables, but not with those of a Make around this."""
+    variables = {name: os.environ[name] for name in os.environ.keys() - OF_MAKE}
+    result = Result(0)
+    for target, *settings in targets:
+        begin = time.monotonic()
+        code = printed(MAKE, ["make", "--no-print-directory", target, *settings], variables)
+        result.outcomes[f"make {target}"] = "failed" if code else "passed"
+        result.seconds[f"make {target}"] = time.monotonic() - begin
+        result.logs[f"make {target}"] = f"exit code {code}"
+        result.exit_code = result.exit_code or code
+    return result
+
+
+def selected(suite: Suite, lane: str) -> list[str]:
+    """Return pytest's options that select what ``lane`` has, without that inside which another has."""
+    own = suite.lanes[lane]
+    others = [name for other in suite.lanes if other != lane for name in suite.lanes[other]]
+    inside = [name for name in others if any(name.startswith(f"{folder}/") for folder in own)]
+    return [f"tests/{name}" for name in own] + [f"--ignore=tests/{name}" for name in inside]
 
 
 def read(report: Path, result: Result) -> None:
@@ -95,27 +161,23 @@ def read(report: Path, result: Result) -> None:
         result.logs[name] = "\n".join(child.text or "" for child in case)
 
 
-def run_all(options: Sequence[str], folder: Path) -> dict[str, Result]:
-    """Run all lanes at once."""
-    results: dict[str, Result] = {}
-
-    def keep(lane: str) -> None:
-        results[lane] = run(lane, options, folder)
-
-    threads = [threading.Thread(target=keep, args=(lane,)) for lane in LANES]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+def run_all(suite: Suite, options: Sequence[str], folder: Path) -> dict[str, Result]:
+    """Run all lanes and commands at once."""
+    with ThreadPoolExecutor(len(suite.lanes) + 1) as pool:
+        runs = {lane: pool.submit(run, suite, lane, options, folder) for lane in suite.lanes}
+        if suite.commands:
+            runs[MAKE] = pool.submit(make, suite.commands)
+        return {lane: future.result() for lane, future in runs.items()}
 
 
-def repeat(lane: str, first: Result, options: Sequence[str], folder: Path) -> list[str]:
+def repeat(
+    suite: Suite, lane: str, first: Result, options: Sequence[str], folder: Path
+) -> list[str]:
     """Run the failed tests of ``lane`` again; return those that passed then, and count them as passed.
 
     A test that is skipped the second time has not passed.
     """
-    second = run(lane, [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
+    second = run(suite, lane, [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
     failed = [name for name, kind in first.outcomes.items() if kind == "failed"]
     flaky = [name for name in failed if second.outcomes.get(name) == "passed"]
     for name in flaky:
@@ -141,15 +203,16 @@ def print_slowest(title: str, seconds: Mapping[str, float]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run everything; return 0 if all lanes passed."""
-    options = [argument for argument in arguments if argument != "--repeat"]
+    """Run a suite; return 0 if all lanes passed."""
+    suite = SUITES[arguments[0]]
+    options = [argument for argument in arguments[1:] if argument != "--repeat"]
     begin, flaky = time.monotonic(), list[str]()
     with TemporaryDirectory() as name:
-        results = run_all(options, Path(name))
+        results = run_all(suite, options, Path(name))
         for lane, result in results.items():
             failed = "failed" in result.outcomes.values()
-            if "--repeat" in arguments and failed:
-                flaky += repeat(lane, result, options, Path(name))
+            if "--repeat" in arguments and failed and lane in suite.lanes:
+                flaky += repeat(suite, lane, result, options, Path(name))
     by_test, by_file, by_folder = (defaultdict[str, float](float) for _ in range(3))
     for result in results.values():
         for name, took in result.seconds.items():

@@ -22,6 +22,8 @@ from tests.api_server.empty_api_server import api_server
 from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
 
+pytestmark = pytest.mark.proof
+
 HOSTILE, QUIET, STRICT_LEVEL = "hostile", "quiet", "hostile-restricted"
 JOBS = "/apis/fluxtrain.dev/v1alpha1/namespaces/{}/fluxtrainings"
 MAX_RATIO = 12.0

@@ -1,13 +1,18 @@
-"""tests/run.py: a test that fails once is reported, and only one that then passes is forgiven."""
+"""tests/run.py: each test runs once; a failure is reported, and only a test that then passes is forgiven."""
 
 from __future__ import annotations
 
+import tomllib
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests import run
+from tests.paths import ROOT
 
-pytestmark = pytest.mark.slow  # each test starts two or more pytest processes
+SUITES = dict(run.SUITES)
+slow = pytest.mark.slow  # starts two or more pytest processes
 
 FIRST_FAILS = """
 import pytest
@@ -25,6 +30,11 @@ def test_it():
 OPTIONS = ["--import-mode=importlib"]
 
 
+def use_lanes(monkeypatch: pytest.MonkeyPatch, **lanes: list[str]) -> None:
+    for name, suite in SUITES.items():
+        monkeypatch.setitem(run.SUITES, name, replace(suite, lanes=lanes, commands=()))
+
+
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the root of a project with a compute and a cluster test that both pass."""
@@ -32,7 +42,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "tests" / lane).mkdir(parents=True)
         (tmp_path / "tests" / lane / "test_good.py").write_text("def test_good(): pass")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    monkeypatch.setattr(run, "LANES", {"compute": ["compute"], "cluster": ["cluster"]})
+    use_lanes(monkeypatch, compute=["compute"], cluster=["cluster"])
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing them takes a second
     return tmp_path
 
@@ -40,7 +50,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def cluster_only(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the root of the project without its compute test."""
-    monkeypatch.setattr(run, "LANES", {"cluster": ["cluster"]})
+    use_lanes(monkeypatch, cluster=["cluster"])
     return project
 
 
@@ -50,31 +60,93 @@ def write(project: Path, lane: str, *then: str) -> None:
         path.write_text(FIRST_FAILS.format(then=text))
 
 
+@pytest.mark.parametrize("name", ["test", "proof"])
+def test_a_file_of_tests_is_in_one_lane(name: str) -> None:
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    lanes = Counter(file for lane in SUITES[name].lanes for file in files_of(name, lane, files))
+    assert lanes == Counter(files)
+
+
+def files_of(name: str, lane: str, files: list[str]) -> list[str]:
+    """Return those of ``files`` that pytest collects in ``lane``."""
+    selected = run.selected(SUITES[name], lane)
+    ignored = [option.removeprefix("--ignore=") for option in selected if option.startswith("-")]
+    own = [path for path in selected if not path.startswith("-")]
+    assert all((ROOT / path).exists() for path in (*own, *ignored))
+    return [
+        file
+        for file in files
+        if any(Path(file).is_relative_to(path) for path in own)
+        and not any(Path(file).is_relative_to(path) for path in ignored)
+    ]
+
+
+def test_a_test_is_in_one_suite() -> None:
+    assert SUITES["test"].marks == f"not {SUITES['proof'].marks}"
+    assert SUITES["quick"].marks == f"not slow and {SUITES['test'].marks}"
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
+    assert "-m" not in settings["ini_options"]["addopts"].split(), "it would be in neither"
+    assert [line for line in (ROOT / ".ci/run").read_text().splitlines() if "make" in line] == [
+        "make setup TORCH=cuda # the wheel of pip's own index, which a machine without GPU can run too",
+        "make check",
+        *(f'make {name} PYTEST_OPTIONS="--repeat --fail-on-skip"' for name in ("test", "proof")),
+    ]
+
+
+@slow
+def test_what_is_marked_runs_in_the_proof_and_all_else_in_the_test(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (project / "pytest.ini").write_text("[pytest]\nmarkers =\n    proof: long\n    slow: slow\n")
+    marked = "import pytest\n@pytest.mark.proof\ndef test_long(): pass\ndef test_short(): pass\n"
+    (project / "tests" / "compute" / "test_marked.py").write_text(marked)
+    for name, expected in (("test", "2 passed"), ("proof", "1 passed")):
+        assert run.main([name, *OPTIONS]) == 0
+        assert f"compute: {expected}, exit code 0" in capfd.readouterr().out
+
+
+def test_a_target_of_make_that_fails_fails_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Makefile").write_text("good bad:\n\t@echo $@ $(TORCH); test $@ = good\n")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    commands = (("bad", "TORCH=2.9.0 2.11"), ("good",))
+    monkeypatch.setitem(run.SUITES, "proof", run.Suite("proof", {}, commands))
+    monkeypatch.setenv("TORCH", "that of a Make around this")
+    assert run.main(["proof"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert {"make | bad 2.9.0 2.11", "make | good"} <= {line.strip() for line in lines}
+    assert lines[-2] == "FAILED make bad: exit code 2"
+
+
+@slow
 def test_all_pass_and_nothing_is_repeated(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--repeat", *OPTIONS]) == 0
+    assert run.main(["test", "--repeat", *OPTIONS]) == 0
     lines = capfd.readouterr().out
     assert "cluster: 1 passed, exit code 0" in lines
     assert "0 flaky" in lines.splitlines()[-1]
 
 
+@slow
 def test_a_folder_inside_another_runs_in_its_own_process_only(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     inside = project / "tests" / "compute" / "agents"
     inside.mkdir()
     (inside / "test_more.py").write_text("def test_more(): pass")
-    monkeypatch.setattr(run, "LANES", {"compute": ["compute"], "cluster": ["compute/agents"]})
-    assert run.main(OPTIONS) == 0
+    use_lanes(monkeypatch, compute=["compute"], cluster=["compute/agents"])
+    assert run.main(["test", *OPTIONS]) == 0
     lines = capfd.readouterr().out
     assert "compute: 1 passed, exit code 0" in lines
     assert "cluster: 1 passed, exit code 0" in lines
 
 
+@slow
 def test_a_cluster_test_that_then_passes_is_flaky_with_both_logs(
     cluster_only: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(cluster_only, "cluster", "pass")
-    assert run.main(["--repeat", *OPTIONS]) == 0
+    assert run.main(["test", "--repeat", *OPTIONS]) == 0
     lines = capfd.readouterr().out
     report = lines[lines.index("FLAKY") :]
     for text in ("the first error", "first output", "second output"):
@@ -83,21 +155,23 @@ def test_a_cluster_test_that_then_passes_is_flaky_with_both_logs(
     assert "1 flaky" in lines.splitlines()[-1]
 
 
+@slow
 def test_a_cluster_test_that_does_not_pass_the_second_time_fails(
     cluster_only: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(cluster_only, "cluster", "raise AssertionError", "pytest.skip('no cluster')")
-    assert run.main(["--repeat", *OPTIONS]) == 1
+    assert run.main(["test", "--repeat", *OPTIONS]) == 1
     lines = capfd.readouterr().out
     assert "FLAKY" not in lines
     assert "2 failed, 1 passed" in lines
 
 
+@slow
 def test_the_last_lines_name_the_failed_tests_with_their_errors_and_the_flaky_ones(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(project, "compute", "pass", "assert [1, 2] == [1]")
-    assert run.main(["--repeat", *OPTIONS]) == 1
+    assert run.main(["test", "--repeat", *OPTIONS]) == 1
     end = capfd.readouterr().out.splitlines()[-3:]
     assert end[0].startswith(
         "FAILED tests.compute.test_first_1::test_it: AssertionError: the first"
@@ -118,17 +192,20 @@ def test_an_expected_failure_is_counted_by_its_name(tmp_path: Path) -> None:
     assert list(result.outcomes.values()) == ["xfailed", "skipped"]
 
 
+@slow
 def test_without_the_option_nothing_is_repeated(cluster_only: Path) -> None:
     write(cluster_only, "cluster", "pass")
-    assert run.main(OPTIONS) == 1
+    assert run.main(["test", *OPTIONS]) == 1
 
 
+@slow
 def test_a_lane_that_cannot_be_collected_fails(cluster_only: Path) -> None:
     broken = cluster_only / "tests" / "cluster" / "test_broken.py"
     broken.write_text("import missing_module")
-    assert run.main(["--repeat", *OPTIONS]) == 1
+    assert run.main(["test", "--repeat", *OPTIONS]) == 1
 
 
+@slow
 def test_options_that_select_nothing_in_one_lane_pass(project: Path) -> None:
     (project / "tests" / "compute" / "test_only.py").write_text("def test_only(): pass")
-    assert run.main(["-k", "only", *OPTIONS]) == 0
+    assert run.main(["test", "-k", "only", *OPTIONS]) == 0

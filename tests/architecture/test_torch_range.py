@@ -12,12 +12,13 @@ import pytest
 from cluster.errors import ClusterError, MachineError
 from tests import torch_range
 from tests.paths import ROOT
+from tests.run import SUITES
 
 
 def test_continuous_integration_runs_the_lowest_torch() -> None:
     (bound,) = re.findall(r'"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    (versions,) = re.findall(r'test-torch TORCH="([^"]+)"', (ROOT / ".ci" / "run").read_text())
-    assert versions.split()[0] == f"{bound}.0"
+    [setting] = [each[1] for each in SUITES["proof"].commands if each[0] == "test-torch"]
+    assert setting.removeprefix("TORCH=").split()[0] == f"{bound}.0"
 
 
 def test_another_torch_or_python_is_not_that_of_the_environment(tmp_path: Path) -> None:

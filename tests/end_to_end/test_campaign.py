@@ -22,6 +22,8 @@ from tests.faults.injections.processes import RANK, pids
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 
+pytestmark = pytest.mark.proof
+
 NAMESPACE, NAME, RUNS = "campaign", "july", 11
 VICTIM = f"{NAME}-01"
 """The run that fails."""

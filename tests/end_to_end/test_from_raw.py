@@ -27,6 +27,8 @@ from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.mlperf import check
 
+pytestmark = pytest.mark.proof
+
 NAMESPACE = "from-raw"
 STEPS = 12
 SMALL: dict[str, dict[str, Any]] = {

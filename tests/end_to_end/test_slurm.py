@@ -16,6 +16,8 @@ from cluster.slurm import Slurm
 from tests.paths import EXAMPLES, MICRO
 from tests.trainer.outputs import losses, mlperf_values
 
+pytestmark = pytest.mark.proof
+
 SCRIPT = EXAMPLES / "slurm" / "train.sbatch"
 OPTIONS = (
     *("--processes=1", "--schedule.steps=1000000", "--data.num_workers=1"),

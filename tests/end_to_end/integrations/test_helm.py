@@ -27,6 +27,8 @@ from tests.end_to_end.stage import losses, step, wait_for
 
 from fluxtrain.mlperf import check
 
+pytestmark = pytest.mark.proof
+
 NAMESPACE = "helm"
 NAME = "fluxtrain-operator"
 IN = f"--namespace={NAMESPACE}"

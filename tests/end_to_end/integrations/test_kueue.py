@@ -21,6 +21,8 @@ from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
 from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
 from tests.faults.injections.processes import AGENT, RANK, kill_for_memory, pids
 
+pytestmark = pytest.mark.proof
+
 NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
 QUEUE = "team"

@@ -22,6 +22,8 @@ from tests.end_to_end.stage import RUN, Operator, condition, is_complete, losses
 
 from fluxtrain_operator.names import seconds
 
+pytestmark = pytest.mark.proof
+
 NAMESPACE = "prometheus"
 NAME = "watched"
 STEPS = 300

@@ -292,7 +292,7 @@ def test_images_are_those_without(models: Path) -> None:
     assert torch.equal(*found)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 # torch's tracer means to hide its own warning, but cannot hide errors
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_compiled_blocks_compute_the_same_with_as_many_graphs(

@@ -91,36 +91,61 @@ def numbers_of(config: RunConfig, world: World) -> list[float]:
     return numbers
 
 
-def take_steps(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
-    """Write the numbers of all cases to a file."""
+def take_steps(
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, cases: list[Case]
+) -> None:
+    """Write the numbers of ``cases`` to a file."""
     vars(compile)["BACKEND"] = WITHOUT_CODE
     ranks.set_environment(world, port)
     numbers = list[list[float]]()
     with process_group() as joined:
-        for case in CASES:
+        for case in cases:
             numbers.append(numbers_of(resolve(merge(RUN, changes_of(case))), joined))
             torch.compiler.reset()
     if joined.is_main:
         (paths.output / "numbers.json").write_text(json.dumps(numbers))
 
 
+COMPILED = [case for case in CASES if case[2]]
+PAIRS = [(case, SIZES[number % 2]) for number, case in enumerate(COMPILED)]
+"""Compiled cases with every pair of a precision, a part that is recomputed and a number of ranks."""
+PROVEN = [each for each in product(COMPILED, SIZES) if each not in PAIRS]
+"""The rest of the compiled cases."""
+
+
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Case, int], list[float]]:
-    """Return the losses and gradient norms of each case and number of ranks."""
+def numbers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[Case, int], list[float]]:
+    """Return the losses and gradient norms of each case and number of ranks that a test asks for."""
+    asked = [
+        (item.callspec.params["case"], item.callspec.params["size"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and "numbers" in item.fixturenames
+    ]
     found = dict[tuple[Case, int], list[float]]()
     for size in SIZES:
+        plain = [case for case in CASES if case[2:] == (False, 0.0) and size == 1]
+        cases = [case for case in CASES if case in plain or (case, size) in asked]
         output = tmp_path_factory.mktemp("cases")
         paths = RunPaths(output, output, output)
-        run = partial(take_steps, port=free_port())
+        run = partial(take_steps, port=free_port(), cases=cases)
         assert ranks.finish(run, resolve(RUN), paths, size) == [0] * size, ranks.output_of(paths)
         rows = json.loads((output / "numbers.json").read_text())
-        found |= {(case, size): row for case, row in zip(CASES, rows, strict=True)}
+        found |= {(case, size): row for case, row in zip(cases, rows, strict=True)}
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "size"),
+    [
+        pytest.param(*each, marks=[pytest.mark.proof] * (each in PROVEN))
+        for each in product(CASES, SIZES)
+    ],
+)
 def test_no_combination_changes_losses_and_gradients(
     numbers: dict[tuple[Case, int], list[float]], case: Case, size: int
 ) -> None:
@@ -177,7 +202,7 @@ def test_nothing_is_compiled_after_the_clock_has_started(tmp_path: Path) -> None
 
 
 @pytest.mark.torch_range
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_code_of_compiled_blocks_computes_the_same(tmp_path: Path) -> None:
     parallel = {"compile": True, "activation_checkpointing": 0.5}  # the second block is recomputed
     finish(tmp_path / "plain", WITHOUT_CODE)

@@ -48,7 +48,7 @@ def compiled(folder: Path, key: bytes, own: Path) -> Answer:
 
 
 @pytest.mark.torch_range
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_process_with_the_key_of_the_job_has_what_another_has_compiled(tmp_path: Path) -> None:
     assert compiled(tmp_path, KEY, tmp_path / "first") == (False, 0, 1)
     assert compiled(tmp_path, KEY, tmp_path / "second") == (True, 1, 0)
