@@ -2,7 +2,7 @@
 
     python -m tests.run {test,quick,proof} [--repeat] [pytest's own options]
 
-`test` has what is not marked `proof`, `quick` the part of it that is not slow, `proof` the rest, and the
+`test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
 tests with kernels of older processors and other versions of torch. There are more lanes than cores: agents,
 trainers and a cluster mostly wait. Ends with the ten slowest tests, files and folders, all counts, and the
 errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
@@ -44,7 +44,7 @@ OPERATOR = ("architecture", "contract", "operator", "chart", "benchmarks", "faul
 WITH_OPERATOR = (
     *OPERATOR,
     *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/imports"),
-    *("trainer/mlperf", "trainer/model"),
+    "trainer/mlperf",
 )
 """The operator's, and those of the trainer that make both lanes about equally long."""
 SUITES = {
@@ -54,12 +54,18 @@ SUITES = {
             "trainer": ("trainer",),
             "trainings": ("trainer/state", "trainer/train"),
             "operator": WITH_OPERATOR,
-            "nodes": ("trainer/launch", "trainer/plan", "trainer/prepare", "trainer/report"),
+            "nodes": (
+                *("trainer/launch", "trainer/picture_cache", "trainer/plan", "trainer/prepare"),
+                "trainer/report",
+            ),
             "agents": ("trainer/launch/test_agent.py", "trainer/rendezvous", "api_server"),
             "cluster": ("cluster", "end_to_end"),
         },
     ),
-    "quick": Suite("not slow and not proof", {"trainer": ("trainer",), "operator": WITH_OPERATOR}),
+    "quick": Suite(
+        "not slow and not trains and not proof",
+        {"trainer": ("trainer",), "operator": WITH_OPERATOR},
+    ),
     "proof": Suite(
         "proof",
         {"compute": (*OPERATOR, "trainer"), "cluster": REAL},

@@ -83,7 +83,7 @@ def files_of(name: str, lane: str, files: list[str]) -> list[str]:
 
 def test_a_test_is_in_one_suite() -> None:
     assert SUITES["test"].marks == f"not {SUITES['proof'].marks}"
-    assert SUITES["quick"].marks == f"not slow and {SUITES['test'].marks}"
+    assert SUITES["quick"].marks == f"not slow and not trains and {SUITES['test'].marks}"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
     assert "-m" not in settings["ini_options"]["addopts"].split(), "it would be in neither"
     assert [line for line in (ROOT / ".ci/run").read_text().splitlines() if "make" in line] == [
@@ -97,7 +97,9 @@ def test_a_test_is_in_one_suite() -> None:
 def test_what_is_marked_runs_in_the_proof_and_all_else_in_the_test(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (project / "pytest.ini").write_text("[pytest]\nmarkers =\n    proof: long\n    slow: slow\n")
+    (project / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    proof: long\n    slow: slow\n    trains: trains\n"
+    )
     marked = "import pytest\n@pytest.mark.proof\ndef test_long(): pass\ndef test_short(): pass\n"
     (project / "tests" / "compute" / "test_marked.py").write_text(marked)
     for name, expected in (("test", "2 passed"), ("proof", "1 passed")):

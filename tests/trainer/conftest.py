@@ -11,9 +11,14 @@ import pytest
 COMPUTING = {"adapter", "encode", "model", "optim", "parallel", "sample", "train", "weights"}
 """Folders whose tests compare numbers that torch's kernels compute: `make test-isa`."""
 
+TRAINING = {"ranks", "in_process"}
+"""Modules that start trainings: `make test-quick` leaves out the tests of modules that import one."""
+
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     for item in items:
+        if isinstance(item, pytest.Function) and TRAINING.intersection(vars(item.module)):
+            item.add_marker("trains")
         parts = item.path.parent.relative_to(item.config.rootpath).parts
         if parts[:2] == ("tests", "trainer") and COMPUTING.intersection(parts[2:]):
             item.add_marker("computes")

@@ -201,7 +201,7 @@ def test_a_node_sends_the_gradients_of_its_shards_to_others() -> None:
     assert make_plan(config, 4, 2).node_communication_bytes_per_step == 2 * ring
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_compiled_block_launches_fewer_kernels() -> None:
     kernels = compiled_kernels(make_config("mlperf-schnell"))
     assert 10 < kernels["single-stream"] < 40

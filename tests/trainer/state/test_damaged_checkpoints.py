@@ -268,7 +268,7 @@ def test_the_one_before_is_used_and_the_damaged_one_kept(
 
 @pytest.mark.parametrize(
     ("number", "sizes"),
-    [(1, (2, 2)), *(pytest.param(*case, marks=slow) for case in MORE_RANKS)],
+    [(1, (2, 2)), *(pytest.param(*case, marks=pytest.mark.proof) for case in MORE_RANKS)],
 )
 def test_ranks_agree_on_the_one_before(
     reference: dict[int, float], tmp_path: Path, number: int, sizes: tuple[int, int]
