@@ -75,14 +75,14 @@ test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
 	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
-check: setup ## format, lint, types, layers, generated files up to date, sizes, subjects of commits
+check: setup ## format, lint, types, layers, generated files up to date, sizes, duplicates, subjects of commits
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary
 	@found=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$found"; exit 1; }
 	$(BIN)/python -m fluxtrain_operator.generate --check
 	$(BIN)/yamllint --strict examples .yamllint
-	$(BIN)/python -m pytest -q tests/architecture/test_size.py
+	$(BIN)/python -m pytest -q tests/architecture/test_size.py tests/architecture/test_duplicates.py
 	$(BIN)/python tests/architecture/subjects.py
 
 format: setup ## format and fix what can be fixed

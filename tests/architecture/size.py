@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import statistics
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from tests.paths import ROOT
 
 PRODUCT = ("operator", "trainer")
+SIZES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("size.toml").read_text("utf-8"))
+"""The walls that tests of this folder hold."""
 PARTS = (*PRODUCT, "cluster", "supply_chain", "tests", "benchmarks")
 
 

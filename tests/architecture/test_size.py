@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.architecture import subjects
-from tests.architecture.size import PARTS, PRODUCT, modules
+from tests.architecture.size import PARTS, PRODUCT, SIZES, modules
 from tests.paths import ROOT
 
-SIZES: dict[str, Any] = tomllib.loads((Path(__file__).parent / "size.toml").read_text("utf-8"))
 SHRINK = "it may only shrink; correct size.toml"
 
 
