@@ -5,6 +5,8 @@ from __future__ import annotations
 import configparser
 import re
 
+import pytest
+from tests.architecture.size import SIZES, modules
 from tests.paths import ROOT
 
 
@@ -37,6 +39,28 @@ def documented() -> dict[str, list[set[str]]]:
 
 def test_the_page_shows_every_row_of_every_layered_package() -> None:
     assert documented() == layers()
+
+
+def test_the_page_shows_core_and_wings_with_their_lines() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    [figure] = re.findall(r"^```\n(commands .*?)^```", page, re.MULTILINE | re.DOTALL)
+    [commands, wings, core] = (
+        {name: int(lines.replace(",", "")) for name, lines in re.findall(r"(\w+) ([\d,]+)\b", part)}
+        for part in re.split(r"^(?:wings|core) ", figure, flags=re.MULTILINE)
+    )
+    rows = layers()
+    assert wings.keys() == rows["trainer/fluxtrain"][1] | {"kubectl"}
+    shown = commands | wings | core
+    for package in ("trainer/fluxtrain", "operator/fluxtrain_operator"):
+        for name in set().union(*rows[package]) & shown.keys():
+            paths = modules(ROOT / package / name) or [ROOT / package / f"{name}.py"]
+            lines = sum(len(path.read_text().splitlines()) for path in paths)
+            is_small = lines < min(SIZES["shortest"], shown[name])
+            assert is_small or shown[name] == pytest.approx(lines, rel=0.1, abs=100), (
+                package,
+                name,
+            )
+    assert set().union(*rows["trainer/fluxtrain"]) <= shown.keys()
 
 
 def test_every_folder_with_code_has_its_line_in_the_readme() -> None:
