@@ -23,8 +23,8 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.dataset import Batch
 from fluxtrain.model.flops import training_flops
 from fluxtrain.model.flux import Flux
-from fluxtrain.plan.memory import memory, settle_resharding
 from fluxtrain.runtime.devices import memory_of, peak_flops
+from fluxtrain.train.memory import memory, settle_resharding
 
 SCHNELL = ModelConfig()
 TOY = ModelConfig(

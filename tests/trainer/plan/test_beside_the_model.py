@@ -27,9 +27,9 @@ from fluxtrain.encode.files import (
 )
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.measurement import empty_encoders, modules_of
-from fluxtrain.plan.memory import copied_bytes, held_bytes, memory
 from fluxtrain.plan.table import render
 from fluxtrain.runtime.safetensors import open_safetensors, read_shapes
+from fluxtrain.train.memory import copied_bytes, held_bytes, memory
 
 RAW = {"preset": "mlperf-schnell-raw", "logging": {"mlperf": {"division": "open"}}}
 WITHOUT_EVALUATION = {"every_samples": 0, "at_start": False, "at_end": False}

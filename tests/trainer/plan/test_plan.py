@@ -30,9 +30,9 @@ from fluxtrain.parallel.compile import attention_backend, blocks
 from fluxtrain.parallel.parallelize import recompute_activations
 from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank
 from fluxtrain.plan.estimate import USABLE, make_plan
-from fluxtrain.plan.memory import Memory, memory
 from fluxtrain.plan.table import render
 from fluxtrain.runtime.devices import GPUS, peak_flops
+from fluxtrain.train.memory import Memory, memory
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

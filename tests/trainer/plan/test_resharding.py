@@ -13,9 +13,9 @@ from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.parallel.distributed import World
 from fluxtrain.plan.estimate import make_plan
-from fluxtrain.plan.memory import ROOM, memory, settle_resharding, settle_resharding_of
 from fluxtrain.plan.table import render
 from fluxtrain.runtime.devices import GPUS, memory_of
+from fluxtrain.train.memory import ROOM, memory, settle_resharding, settle_resharding_of
 
 CUDA = torch.device("cuda", 0)
 

@@ -27,9 +27,9 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.parallelize import build_model
-from fluxtrain.plan.memory import sum_error
 from fluxtrain.runtime.step_times import StepTimes
 from fluxtrain.train.evaluation_task import evaluate_model
+from fluxtrain.train.memory import sum_error
 from fluxtrain.train.step import add_gradients
 
 STEPS = 8

@@ -123,8 +123,8 @@ def _take_steps(order: dict[str, object]) -> None:
     end_with_parent()
     bind_near_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     from fluxtrain.benchmark.results import facts
-    from fluxtrain.plan.memory import settle_resharding_of
     from fluxtrain.train.loop import take_steps
+    from fluxtrain.train.memory import settle_resharding_of
 
     config = validate(RunConfig, order["config"], "spec.run")
     paths = RunPaths.from_environment(os.environ)

@@ -101,7 +101,7 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             group = process_group(progress, with_gpus, connects_at_start(config))
             world = stack.enter_context(group)
             if config.task == "train":
-                from fluxtrain.plan.memory import settle_resharding_of
+                from fluxtrain.train.memory import settle_resharding_of
 
                 config = settle_resharding_of(world, config)
             config = with_seed(config, paths.output, world)

@@ -21,9 +21,9 @@ from fluxtrain.model.cost import copied_bytes, host_sizes
 from fluxtrain.model.parameters import count_parameters, count_trained, run_flops
 from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes
 from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank, sent_within_node
-from fluxtrain.plan.memory import Memory, memory, settle_resharding, state_bytes, sum_error
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.runtime.devices import Gpu, find_gpu, find_peak
+from fluxtrain.train.memory import Memory, memory, settle_resharding, state_bytes, sum_error
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3

@@ -15,9 +15,9 @@ from fluxtrain.model.parameters import norm_flops, run_flops
 from fluxtrain.parallel.compile import missing_compiler
 from fluxtrain.parallel.traffic import Collective, collectives
 from fluxtrain.plan.measurement import Measured, compiled_kernels, eager, encodes, measure
-from fluxtrain.plan.memory import Memory, memory, settle_resharding
 from fluxtrain.runtime.devices import Gpu
 from fluxtrain.runtime.progress import binary, decimal
+from fluxtrain.train.memory import Memory, memory, settle_resharding
 
 # Measured beside planned: memory within 5 %, traffic to the byte.
 
