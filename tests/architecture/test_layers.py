@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+from collections.abc import Iterator
 
 import pytest
 from tests.architecture.size import SIZES, modules
@@ -61,6 +62,25 @@ def test_the_page_shows_core_and_wings_with_their_lines() -> None:
                 name,
             )
     assert set().union(*rows["trainer/fluxtrain"]) <= shown.keys()
+
+
+def entries() -> Iterator[tuple[str, str, str]]:
+    """Yield each ``module:name`` by which a module of the trainer finds a function, and that module."""
+    for path in modules(ROOT / "trainer"):
+        for module, name in re.findall(r'"(fluxtrain[\w.]+):(\w+)"', path.read_text()):
+            yield str(path.relative_to(ROOT / "trainer" / "fluxtrain")), module, name
+
+
+def test_what_is_found_by_its_name_exists() -> None:
+    for path, module, name in entries():
+        source = (ROOT / "trainer" / f"{module.replace('.', '/')}.py").read_text()
+        assert re.search(rf"^def {name}\(", source, re.MULTILINE), (path, module, name)
+
+
+def test_wings_are_found_by_name_in_few_places() -> None:
+    wings = layers()["trainer/fluxtrain"][1]
+    places = {path for path, module, _ in entries() if module.split(".")[1] in wings}
+    assert places == {"launch/rank.py"}
 
 
 def test_every_folder_with_code_has_its_line_in_the_readme() -> None:

@@ -25,6 +25,7 @@ from tests.trainer.tiny_encoders import (
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.encode.encoders import check_files
@@ -390,7 +391,7 @@ def test_the_preprocess_task_identifies_the_files_by_content(
     run = config(task="preprocess", encoders=FILES.model_dump(mode="json") | BASE["encoders"])
 
     def weights() -> object:
-        return open_outputs(run, data, models)[0].settings["weights"]
+        return open_outputs(run, RunPaths(tmp_path, data, models))[0].settings["weights"]
 
     before = weights()
     assert weights() == before

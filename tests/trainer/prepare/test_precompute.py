@@ -354,26 +354,26 @@ def test_a_folder_with_another_data_set_is_refused(
     (paths.data / "train" / "dataset.json").write_text("{}")
     (paths.data / "preprocessed").mkdir()
     small = {"preprocess": {"train": "made"}}
-    (output, _) = open_outputs(config(task="preprocess", **small), paths.data, models)
+    (output, _) = open_outputs(config(task="preprocess", **small), paths)
     with output.staging(0) as staging:
         output.write_settings(staging)
     with pytest.raises(ConfigError) as caught:
-        open_outputs(config(task="preprocess", **merge(small, changes)), paths.data, models)
+        open_outputs(config(task="preprocess", **merge(small, changes)), paths)
     assert caught.value.path == f"spec.run.preprocess.{field}"
     assert message in str(caught.value)
 
 
 def test_a_changed_input_is_refused(tmp_path: Path, paths: RunPaths, models: Path) -> None:
-    output = open_outputs(RUN, paths.data, models)[0]
+    output = open_outputs(RUN, paths)[0]
     with output.staging(0) as staging:
         output.write_settings(staging)
     write_images(tmp_path / "more", 3)
     (tmp_path / "more/shard_000000.tar").rename(paths.data / "train/shard_000009.tar")
     with pytest.raises(ConfigError, match=r"other settings \(source\)"):
-        open_outputs(RUN, paths.data, models)
+        open_outputs(RUN, paths)
 
 
 def test_a_task_without_outputs_is_refused(tmp_path: Path) -> None:
     run = config(task="preprocess", preprocess={"train": None, "validation": None})
     with pytest.raises(ConfigError, match="must name a folder"):
-        open_outputs(run, tmp_path, tmp_path)
+        open_outputs(run, RunPaths(tmp_path, tmp_path, tmp_path))

@@ -156,7 +156,7 @@ def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     from fluxtrain.prepare.preprocess_output import open_outputs
 
     if config.task == "preprocess":
-        targets = open_outputs(config, paths.data, paths.models)
+        targets = open_outputs(config, paths)
         finished = all(target.is_finished for target in targets)
         return "preprocess: everything is there already" if finished else None
     if (state := torchrun.finished_state(config, paths.output)) is None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -38,18 +39,37 @@ from fluxtrain.runtime.progress import Progress
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
-TASKS = {
-    "train": "fluxtrain.train.loop:train",
-    "prepare": "fluxtrain.prepare.task:prepare",
-    "preprocess": "fluxtrain.prepare.preprocess:preprocess",
-    "evaluate": "fluxtrain.train.evaluation_task:evaluate_model",
-    "sample": "fluxtrain.sample.task:sample_prompts",
-    "benchmark": "fluxtrain.benchmark.task:benchmark",
-}
-"""The function that each rank runs, by ``spec.run.task``; only this task is imported."""
 
-WITHOUT_GPUS = ("benchmark",)
-"""Tasks whose ranks use no GPU: the benchmark leaves all its memory to the processes that it starts."""
+class Task(NamedTuple):
+    """The functions of a task, as ``module:name``; only those of the task that runs are imported."""
+
+    run: str
+    """Runs the task on each rank; it takes the config, the paths and the world."""
+    check: str | None
+    """Raises, before any rank starts, what a rank would only raise after seconds; takes config and paths."""
+    uses_gpus: bool = True
+
+
+TASKS = {
+    "train": Task("fluxtrain.train.loop:train", None),  # its check needs the numbers of ranks
+    "prepare": Task("fluxtrain.prepare.task:prepare", "fluxtrain.prepare.task:open_task"),
+    "preprocess": Task(
+        "fluxtrain.prepare.preprocess:preprocess",
+        "fluxtrain.prepare.preprocess_output:open_outputs",
+    ),
+    "evaluate": Task(
+        "fluxtrain.train.evaluation_task:evaluate_model",
+        "fluxtrain.train.evaluation_task:check_evaluate_task",
+    ),
+    "sample": Task(
+        "fluxtrain.sample.task:sample_prompts", "fluxtrain.sample.task:check_sample_task"
+    ),
+    # it leaves all memory of the GPUs to the processes that it starts
+    "benchmark": Task(
+        "fluxtrain.benchmark.task:benchmark", "fluxtrain.benchmark.task:check_benchmark", False
+    ),
+}
+"""The tasks by ``spec.run.task``. A wing enters its tasks here: launch imports none."""
 
 FINAL_CODES = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE, EXIT_UNFIT)
 """Exit codes of errors that a restart by torchrun would only repeat."""
@@ -96,16 +116,16 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             end_with_parent()
             from fluxtrain.state.random_seed import with_seed
 
-            task = resolve_name(TASKS[config.task])
-            with_gpus = config.task not in WITHOUT_GPUS
-            group = process_group(progress, with_gpus, connects_at_start(config))
+            task = TASKS[config.task]
+            run = resolve_name(task.run)
+            group = process_group(progress, task.uses_gpus, connects_at_start(config))
             world = stack.enter_context(group)
             if config.task == "train":
                 from fluxtrain.train.memory import settle_resharding_of
 
                 config = settle_resharding_of(world, config)
             config = with_seed(config, paths.output, world)
-        task(config, paths, world)
+        run(config, paths, world)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from getpass import getuser
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
@@ -62,6 +63,7 @@ from fluxtrain.errors import (
     StorageError,
 )
 from fluxtrain.launch.environment import local_volume, prepare_for_gpus, process_start
+from fluxtrain.launch.rank import TASKS
 from fluxtrain.parallel.compile import compiles
 from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain.picture_cache.stage import check_pictures
@@ -385,27 +387,8 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
 
     ``rank_counts`` are the numbers of ranks that can train, ascending.
     """
-    # each task's imports take as long as the checks
-    if config.task == "preprocess":
-        from fluxtrain.prepare.preprocess_output import open_outputs
-
-        open_outputs(config, paths.data, paths.models)
-    elif config.task == "prepare":
-        from fluxtrain.prepare.task import open_task
-
-        open_task(config, paths)
-    elif config.task == "sample":
-        from fluxtrain.sample.task import check_sample_task
-
-        check_sample_task(config, paths)
-    elif config.task == "evaluate":
-        from fluxtrain.train.evaluation_task import check_evaluate_task
-
-        check_evaluate_task(config, paths)
-    elif config.task == "benchmark":
-        from fluxtrain.benchmark.task import check_benchmark
-
-        check_benchmark(config, paths)
+    if (check := TASKS[config.task].check) is not None:
+        resolve_name(check)(config, paths)  # its imports take as long as the check
     else:
         _check_training(config, paths, rank_counts)
     stop = serve(

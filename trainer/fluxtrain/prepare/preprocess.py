@@ -48,7 +48,7 @@ def preprocess(config: RunConfig, paths: RunPaths, world: World) -> None:
     """
     stop = StopRequest(world)
     stop.install()
-    outputs = open_outputs(config, paths.data, paths.models)
+    outputs = open_outputs(config, paths)
     with ExitStack() as stack:
         reporter = stack.enter_context(PrecomputeReporter(config, paths, world, outputs))
         unfinished = [output for output in outputs if not output.is_finished]

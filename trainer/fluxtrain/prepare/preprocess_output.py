@@ -131,7 +131,7 @@ class EncodedOutput:
             path.replace(self.folder / path.name)
 
 
-def open_outputs(config: RunConfig, data_root: Path, models_root: Path) -> list[EncodedOutput]:
+def open_outputs(config: RunConfig, paths: RunPaths) -> list[EncodedOutput]:
     """Return the configured outputs; ConfigError if there are none, or if a folder holds something else.
 
     Raises DataError if images or encoders are missing.
@@ -139,9 +139,11 @@ def open_outputs(config: RunConfig, data_root: Path, models_root: Path) -> list[
     names = {part: getattr(config.preprocess, part) for part in PARTS}
     if not any(names.values()):
         raise ConfigError("spec.run.preprocess", None, "train or validation must name a folder")
-    check_files(config.encoders, models_root)
+    check_files(config.encoders, paths.models)
     outputs = [
-        _output(config, data_root, models_root, part, name) for part, name in names.items() if name
+        _output(config, paths.data, paths.models, part, name)
+        for part, name in names.items()
+        if name
     ]
     for output in outputs:
         output.check()
