@@ -66,7 +66,6 @@ from fluxtrain.launch.environment import local_volume, prepare_for_gpus, process
 from fluxtrain.launch.rank import TASKS
 from fluxtrain.parallel.compile import compiles
 from fluxtrain.parallel.node_memory import takes_snapshots
-from fluxtrain.picture_cache.stage import check_pictures
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import LATE, RankProgress, read_ranks
 from fluxtrain.report.sinks import require_packages
@@ -85,6 +84,7 @@ from fluxtrain.state.run_state import (
     read_state,
     step_of,
 )
+from fluxtrain.train.sources import CHECK_PICTURES
 from fluxtrain.weights.reader import initial_weights, require_same_base
 
 # Errors of a trainer that a restart by torchrun would only repeat.
@@ -413,7 +413,7 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
             check_files(config.encoders, paths.models)
         return
     if config.data.images is not None:
-        check_pictures(with_any_seed(config), paths)
+        resolve_name(CHECK_PICTURES)(with_any_seed(config), paths)
         return
     sources = open_sources(with_any_seed(config), paths.data)
     if isinstance(sources.train, ImageDataset):

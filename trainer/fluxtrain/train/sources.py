@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Protocol
 
 import numpy as np
 
@@ -24,13 +26,22 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.loader import training_order
 from fluxtrain.data.shard_dataset import FileDataset
-from fluxtrain.data.sources import PARTS, Source, Sources, open_sources
+from fluxtrain.data.sources import PARTS, Pictures, Source, Sources, open_sources
 from fluxtrain.encode.clip import add_token_ids
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.picture_cache.stage import cache_pictures
-from fluxtrain.picture_cache.work import CachedPictures
 from fluxtrain.runtime.progress import Alive
+
+CACHE_PICTURES = "fluxtrain.picture_cache.stage:cache_pictures"
+CHECK_PICTURES = "fluxtrain.picture_cache.stage:check_pictures"
+"""Encodes the pictures of a run before it begins, and raises what is wrong with them; only then imported."""
+
+
+class CachedPictures(Protocol):
+    """The pictures of a run, all of which are encoded."""
+
+    def open(self, config: RunConfig, output: Path) -> Pictures:
+        """Return data sets and encodings of the empty prompt; ``output`` gets a report of what is used."""
 
 
 def shared_sources(
@@ -61,11 +72,11 @@ def run_sources(
     """Return the data of the run, whose pictures are encoded first; every rank must call this.
 
     A run that is not ``is_new`` has the pictures that it began with. Raises as `shared_sources` and
-    `cache_pictures`.
+    the cache of pictures.
     """
     if config.data.images is None:
         return shared_sources(config, paths, world)
-    pictures = cache_pictures(config, paths, world, stop, alive, is_new)
+    pictures = resolve_name(CACHE_PICTURES)(config, paths, world, stop, alive, is_new)
     return shared_sources(config, paths, world, pictures)
 
 
