@@ -110,7 +110,8 @@ class Cache:
             self._final_pods.pop(key, None)
         self.ledger.set_job(key, None if deleted else manifest)
         if not deleted:
-            self._jobs[key] = {**manifest, "metadata": _without_managed_fields(manifest)}
+            metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
+            self._jobs[key] = {**manifest, "metadata": metadata}  # they are the longest part
             for predecessor in _start_after(key[0], manifest):
                 self._dependents.setdefault(predecessor, set()).add(key)
         return key
@@ -277,11 +278,6 @@ def _start_after(namespace: str, job: Manifest | None) -> list[Key]:
     lifecycle = job.get("spec", {}).get("lifecycle") if job is not None else None
     names = lifecycle.get("startAfter") if isinstance(lifecycle, Mapping) else None
     return [(namespace, name) for name in dict.fromkeys(map(str, names or ()))]
-
-
-def _without_managed_fields(manifest: Manifest) -> Manifest:
-    """Return the metadata without the managed fields, the longest part of most objects."""
-    return {key: value for key, value in manifest["metadata"].items() if key != "managedFields"}
 
 
 def _is_newer(manifest: Manifest, cached: Manifest | None) -> bool:

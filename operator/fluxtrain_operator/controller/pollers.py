@@ -152,7 +152,8 @@ class ProgressPoller:
         if latest is not None and _is_rank_0(latest.progress) and latest.uid in pods:
             progress = await self._fetch_pod(key, latest.uid, pods.pop(latest.uid), job.port)
             if progress is not None and _is_rank_0(progress):
-                asks_others = _may_be_waiting(progress)
+                silent = (progress.seconds_since_progress or 0.0) >= _SILENT_SECONDS
+                asks_others = progress.phase == FINISH or silent  # it may wait for them
                 others = await self._fetch_pods(key, pods, job.port) if asks_others else []
                 return _merged([PodProgress(latest.uid, progress), *others])
         return _merged(await self._fetch_pods(key, pods, job.port))
@@ -180,11 +181,6 @@ class ProgressPoller:
             for pod in self._cache.pods(key)
             if _has_address(pod)
         }
-
-
-def _may_be_waiting(progress: Progress) -> bool:
-    """Return whether rank 0 may wait for other ranks."""
-    return progress.phase == FINISH or (progress.seconds_since_progress or 0.0) >= _SILENT_SECONDS
 
 
 def _is_rank_0(progress: Progress) -> bool:

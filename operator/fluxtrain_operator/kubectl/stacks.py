@@ -154,11 +154,8 @@ def _summary(ranks: Sequence[RankStacks]) -> list[str]:
     for rank in sorted(ranks, key=_rank):
         groups.setdefault(rank.position, []).append(rank.rank)
     listed = sorted(groups.items(), key=lambda group: len(group[1]))
-    return ["\n".join(f"{_numbers(own)}: {_innermost(at)}" for at, own in listed)]
-
-
-def _innermost(position: tuple[str, ...]) -> str:
-    return position[0] if position else "unknown: no stacks"
+    unknown = ("unknown: no stacks",)
+    return ["\n".join(f"{_numbers(own)}: {(at or unknown)[0]}" for at, own in listed)]
 
 
 def _numbers(ranks: list[int]) -> str:

@@ -251,7 +251,11 @@ def problem_of(
         return PodProblem(name, "Terminating", deletion)
     if status.get("phase") not in (None, *_UNENDED):
         return None
-    scheduled = next((c for c in status.get("conditions") or () if _is_unscheduled(c)), None)
+    unscheduled = ("PodScheduled", "False")
+    conditions = status.get("conditions") or ()
+    scheduled = next(
+        (c for c in conditions if (c.get("type"), c.get("status")) == unscheduled), None
+    )
     if scheduled is not None:
         reason = scheduled.get("reason", "Unschedulable")
         text = (
@@ -279,10 +283,6 @@ def _is_kept(pod: Mapping[str, Any]) -> bool:
     metadata, status = pod["metadata"], pod.get("status") or {}
     runs = (pod.get("spec") or {}).get("nodeName") and status.get("phase") in (None, *_UNENDED)
     return "deletionTimestamp" in metadata and bool(metadata.get("finalizers")) and not runs
-
-
-def _is_unscheduled(condition: Mapping[str, Any]) -> bool:
-    return (condition.get("type"), condition.get("status")) == ("PodScheduled", "False")
 
 
 def _waiting(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:

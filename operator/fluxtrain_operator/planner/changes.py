@@ -174,7 +174,9 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
     if clean_pods == "None":
         pods = ()
     elif clean_pods == "Running":
-        pods = tuple(pod for pod in pods if _still_runs(pod, situation.now))
+        # kubelet reports the exit code before the pod's final phase
+        now, running = situation.now, (pod for pod in pods if not _has_final_phase(pod))
+        pods = tuple(pod for pod in running if not (pod.ended and now < _phase_deadline(pod)))
     yield from _stop(situation, pods, Reason.JOB_ENDED)
     if clean_pods != "None":
         yield from _deletions(situation, unwatched_pods(situation), Reason.JOB_ENDED)
@@ -187,11 +189,6 @@ def clean_up_times(situation: Situation) -> Iterator[float]:
         for pod in situation.observed.pods:
             if pod.ended and not _has_final_phase(pod):
                 yield _phase_deadline(pod)
-
-
-def _still_runs(pod: Pod, now: float) -> bool:
-    """Return whether a container runs; kubelet reports the exit code before the pod's final phase."""
-    return not _has_final_phase(pod) and not (pod.ended and now < _phase_deadline(pod))
 
 
 def _has_final_phase(pod: Pod) -> bool:

@@ -154,7 +154,9 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         return _plan_finished(job, observed, now)
     before = Situation.of(job, observed, now)
     if before.stale:
-        return Plan(_with_attempt_of_pods(before), requeue_after=_STALE_SECONDS)
+        # the API server refuses it if the cache lags behind; if not, somebody has set the status back
+        status = job.status.model_copy(update={"attempt": before.newest_attempt})
+        return Plan(status, requeue_after=_STALE_SECONDS)
     decision = decide(before)
     attempt = _next_attempt(before, decision)
     after = before.in_attempt(attempt).after(decision.in_place_restart, decision.pod_replacement)
@@ -208,14 +210,6 @@ def plan_invalid(
     expiry = _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
     is_empty = all(pod.ended for pod in observed.pods)
     return replace(expiry, delete=(*expiry.delete, *(budgets(observed) if is_empty else ())))
-
-
-def _with_attempt_of_pods(situation: Situation) -> Status:
-    """Return the status with the newest attempt of the pods, which is later.
-
-    The API server refuses it if the cache lags behind. If not, somebody has set the status back.
-    """
-    return situation.job.status.model_copy(update={"attempt": situation.newest_attempt})
 
 
 def _next_attempt(situation: Situation, decision: Decision) -> int:

@@ -36,7 +36,10 @@ EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
 
 def read_empty_text(path: Path) -> EmptyText:
     """Return the encodings in the file or the folder ``path``; DataError if they are missing or malformed."""
-    txt, vec = _read_folder(path) if path.is_dir() else _read_file(path)
+    if path.is_dir():  # element 0 of both arrays, which have a batch axis
+        txt, vec = _read_array(path / T5_FILE, dims=3), _read_array(path / CLIP_FILE, dims=2)
+    else:
+        txt, vec = _read_file(path)
     if (txt.ndim, vec.ndim) != (2, 1) or not (txt.isfinite().all() and vec.isfinite().all()):
         raise DataError(f"{path}: its tensors are not the encodings of a prompt")
     return txt, vec
@@ -60,11 +63,6 @@ def _read_file(path: Path) -> tuple[Tensor, Tensor]:
     if {"txt", "vec"} - set(spans):
         raise DataError(f"{path}: does not hold the tensors txt and vec of the empty prompt")
     return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
-
-
-def _read_folder(path: Path) -> tuple[Tensor, Tensor]:
-    """Return element 0 of both arrays, which have a batch axis."""
-    return _read_array(path / T5_FILE, dims=3), _read_array(path / CLIP_FILE, dims=2)
 
 
 def _read_array(path: Path, dims: int) -> Tensor:

@@ -49,12 +49,9 @@ def prepare_for_gpus(environment: MutableMapping[str, str]) -> None:
 def describe_environment(environment: Mapping[str, str]) -> str:
     """Return the variables that GPUs, collectives and torch read, on one line."""
     names = sorted(name for name in environment if name.startswith(_SHOWN))
-    values = (f"{name}={_on_one_line(environment[name])}" for name in names)
-    return f"environment for GPUs: {' '.join(values)}"
-
-
-def _on_one_line(value: str) -> str:
-    return shlex.quote(value) if value.isprintable() else ascii(value)
+    values = ((name, environment[name]) for name in names)
+    texts = (f"{n}={shlex.quote(v) if v.isprintable() else ascii(v)}" for n, v in values)
+    return f"environment for GPUs: {' '.join(texts)}"
 
 
 def raise_memlock_limit() -> int | None:

@@ -255,8 +255,8 @@ class NodeRendezvous(MembershipRendezvous):
             return  # of a generation that has just formed
         if reply is not None and reply.refused and now - self._since > _REFUSED_SECONDS:
             raise RefusedError(reply.refused)
-        if reply is not None and _is_spare(reply):
-            self._since = now
+        if reply is not None and reply.generation > 0 and not reply.broken:
+            self._since = now  # others train, and need no further node at present
         missing = self._missing(reply)
         if now - self._since > self._nodes.timeout_seconds:
             raise NodesError(f"{missing}, for {self._nodes.timeout_seconds:g} s")
@@ -279,8 +279,3 @@ class NodeRendezvous(MembershipRendezvous):
         text = f"world of {info.world_size} nodes; this is node {info.rank}"
         print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
         return info
-
-
-def _is_spare(reply: Reply) -> bool:
-    """Return whether others train, and need no further node at present."""
-    return reply.generation > 0 and not reply.broken

@@ -33,20 +33,12 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.installed import packages
 
 # What every node reports of itself in the MLPerf log: hardware, system, software; equal nodes as
-# one record.
-#
-# | key                | value
-# | |--------------------|--------------------------------------------------------------------------
-# --------| | fluxtrain_nodes    | ``nodes``, such as 0-3,5 in the order of the ranks, and their
-# hardware           | | fluxtrain_software | ``nodes``, and Python, fluxtrain, the commit and
-# digest of its sources           | | fluxtrain_packages | ``nodes``, and ``packages`` by name;
-# several events, as a line has at most 4 KiB |
-#
-# So lines are written whole to a pipe that others write to as well.
+# one record. A line has at most 4 KiB, so that it is written whole to a pipe that others write to.
 
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
 PACKAGES_KEY = "fluxtrain_packages"
+"""Each event names its ``nodes``, such as 0-3,5 in the order of the ranks; packages fill several."""
 _POSITIONS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _MAX_CHARACTERS = 3000
 """Of the packages of one event: a pipe takes 4096 bytes at once."""

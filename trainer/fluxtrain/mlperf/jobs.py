@@ -197,12 +197,8 @@ def image_of(pods: Iterable[Mapping[str, Any]]) -> str | None:
         for status in pod.get("status", {}).get("containerStatuses") or ()
         if status.get("name") == TRAINER
     }
-    return images.pop() if len(images) == 1 and all(map(_names_digest, images)) else None
-
-
-def _names_digest(image: str) -> bool:
-    """Return whether ``image`` is REPOSITORY@sha256:DIGEST; of an image without a repository it is not."""
-    return _DIGEST in image
+    has_digest = all(_DIGEST in image for image in images)  # REPOSITORY@sha256:DIGEST
+    return images.pop() if len(images) == 1 and has_digest else None
 
 
 def read_ran_job(folder: Path) -> dict[str, Any] | None:

@@ -66,12 +66,10 @@ class AdapterDropout:
 
 def adapter_keys(keys: Int[Tensor, " b"], names: list[str]) -> tuple[Int[Tensor, " b"], ...]:
     """Return keys of the samples with ``keys``, numbers below 2**32, for each of the adapters ``names``."""
-    salts = torch.tensor([_salt(name) for name in names]).to(keys.device, non_blocking=True)
+    digests = (hashlib.sha256(name.encode()).digest() for name in names)
+    salts = torch.tensor([int.from_bytes(each[:4], "little") for each in digests])
+    salts = salts.to(keys.device, non_blocking=True)
     return _mixed(_mixed(keys) ^ salts[:, None]).unbind()
-
-
-def _salt(name: str) -> int:
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
 
 
 def _numbered(shape: torch.Size, device: torch.device) -> Int[Tensor, ...]:

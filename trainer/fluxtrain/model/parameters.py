@@ -230,7 +230,7 @@ def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[
 
     That block's own input needs none, nor its first layers, unless the modulation between has an adapter.
     """
-    if config.trains_clip and _depends_on_clip(layer.name):
+    if config.trains_clip and layer.name.startswith((*BLOCKS, "vector_in", "final_layer")):
         return True
     if layer.rows == 1 or layer.is_first:
         return False
@@ -240,11 +240,6 @@ def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[
     if block == first and name.endswith((".linear1", "_attn.qkv")):
         return name.replace("linear1", "modulation.lin").replace("attn.qkv", "mod.lin") in adapted
     return block >= first
-
-
-def _depends_on_clip(name: str) -> bool:
-    """Return whether the input of layer ``name`` depends on the pooled vector."""
-    return name.startswith((*BLOCKS, "vector_in", "final_layer"))
 
 
 def _block_of(config: RunConfig, name: str) -> int:

@@ -17,7 +17,6 @@ from torch import Tensor
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA
-from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import Latents, PictureCache, Record, write_encodings
 from fluxtrain.data.pictures.picture import decode, fit, mask_of
 from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, read_picture, reason_of
@@ -99,7 +98,10 @@ class PictureEncoder:
             wanted = wanted_latents(self.config, cache, picture, *seen)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
-            crops = tuple((each, _pixels(read.content, placement)) for each, placement in missing)
+            crops = tuple(
+                (each, fit(decode(read.content, at_least=placement.resized), placement))
+                for each, placement in missing
+            )
             kind = ALPHA if picture.has_alpha_mask else ""
             masks = tuple(
                 (each.mask, mask_of(read.mask, kind, seen[:2], placement))
@@ -133,10 +135,6 @@ def free_memory(world: World) -> None:
     """Give the memory of what was freed back to the device."""
     if world.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def _pixels(content: bytes, placement: Placement) -> UInt8[Tensor, "3 H W"]:
-    return fit(decode(content, at_least=placement.resized), placement)
 
 
 def _ahead(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -296,13 +296,9 @@ def _close(opened: Future[tuple[ExitStack, Path]]) -> None:
 
 def _summary(own: Sequence[Part], every: Sequence[Part]) -> tuple[str, int, int]:
     """Return what this rank fetches: where from, the number of files and their bytes."""
-    urls = _distinct(str(part.source) for part in own)
+    urls = dict.fromkeys(str(part.source) for part in own)
     share = "" if len(own) == len(every) else f", this rank's share of {_files(every)}"
     return f"{', '.join(urls)} part by part{share}", _files(own), _size(own)
-
-
-def _distinct(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
 
 
 def _files(parts: Sequence[Part]) -> int:

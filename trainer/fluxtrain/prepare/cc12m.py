@@ -326,13 +326,9 @@ class RawTar:
             if member.offset + member.size > end:
                 name = quoted(member.name)
                 raise DataError(f"{self._path}: member {name} is cut off: not a whole tar")
-            if _is_part(member.name):
+            # `datasets` counts the same members as parts of samples: positions must agree with it
+            if all(split_name(member.name)) and not member.name.rpartition("/")[2].startswith("__"):
                 yield member
-
-
-def _is_part(name: str) -> bool:
-    """Return whether ``datasets`` counts the member as part of a sample; positions must agree with it."""
-    return all(split_name(name)) and not name.rpartition("/")[2].startswith("__")
 
 
 def _sample(position: int, key: str, members: list[Member]) -> RawSample:

@@ -245,10 +245,8 @@ def split(
 
     All variants would be half of the images, and rare objects would be seen too seldom.
     """
-    by_base = {
-        name: list(group)
-        for name, group in groupby(sorted(emoji, key=_sort_key), key=lambda one: one.base)
-    }
+    in_order = sorted(emoji, key=lambda one: (one.base, one.key))
+    by_base = {name: list(each) for name, each in groupby(in_order, key=lambda one: one.base)}
     held_out = set(sorted(by_base, key=shuffle_key)[:num_validation_bases])
     sides: tuple[list[Emoji], list[Emoji]] = ([], [])
     for name, variants in by_base.items():
@@ -260,10 +258,6 @@ def _limit_skin_tones(variants: list[Emoji], num_skin_tones: int) -> list[Emoji]
     plain = [emoji for emoji in variants if not emoji.has_skin_tone]
     toned = [emoji for emoji in variants if emoji.has_skin_tone]
     return plain + sorted(toned, key=lambda emoji: shuffle_key(emoji.key))[:num_skin_tones]
-
-
-def _sort_key(emoji: Emoji) -> tuple[str, str]:
-    return emoji.base, emoji.key
 
 
 def shuffle_key(name: str) -> bytes:

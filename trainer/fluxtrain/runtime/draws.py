@@ -91,7 +91,8 @@ def _timestep(
     if flow.timestep_sampling == "uniform":
         return float(rng.random())
     if flow.timestep_sampling == "mode":
-        return _mode(float(rng.random()), flow.mode_scale)
+        u = float(rng.random())  # SD3, equation 20
+        return 1 - u - flow.mode_scale * (math.cos(0.5 * math.pi * u) ** 2 - 1 + u)
     if flow.timestep_sampling == "cosmap":
         tangent = math.tan(0.5 * math.pi * float(rng.random()))
         return tangent / (1 + tangent)
@@ -104,11 +105,6 @@ def _timestep(
     if flow.timestep_sampling == "shift":
         return shifted(t, flow.shift)
     return shifted(t, math.exp(resolution_mu(latent_shape[1] * latent_shape[2] // 4)))
-
-
-def _mode(u: float, scale: float) -> float:
-    """Return t for uniform ``u``, denser in the middle if ``scale`` is above 0 (SD3, equation 20)."""
-    return 1 - u - scale * (math.cos(0.5 * math.pi * u) ** 2 - 1 + u)
 
 
 def shifted(t: float, shift: float) -> float:

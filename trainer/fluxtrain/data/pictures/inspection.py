@@ -335,8 +335,9 @@ class Fonts:
         base = Path(get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
         self.base = ImageFont.truetype(base, size=size)
         self._of = dict[str, ImageFont.FreeTypeFont]()
-        needed = {char for text in texts for char in text if _is_seen(char)}
-        left = needed - _characters(base)
+        drawn = {char for char in set().union(*texts) if char.isprintable() and not char.isspace()}
+        selectors = set(map(chr, range(0xFE00, 0xFE10)))
+        left = drawn - selectors - _characters(base)
         for path, has in _best_first(left) if left else ():
             if found := left & has:
                 try:
@@ -365,11 +366,6 @@ class Fonts:
 
 def _count(characters: int) -> str:
     return f"[{characters} character{'s' * (characters > 1)}]"
-
-
-def _is_seen(char: str) -> bool:
-    """Return whether ``char`` is drawn: not a space, a mark of formatting or a selector."""
-    return char.isprintable() and not char.isspace() and not 0xFE00 <= ord(char) <= 0xFE0F
 
 
 def _best_first(wanted: set[str]) -> list[tuple[Path, frozenset[str]]]:

@@ -271,7 +271,8 @@ def counts_continue(run: Run) -> Iterator[str]:
     """
     lines = run.all("block_start", "block_stop", "eval_start", "eval_accuracy")
     blocks = [line for line in lines if line.key.startswith("block")]
-    if _are_lengths(blocks):
+    first = [line.samples for line in blocks[:2]]
+    if len(first) == 2 and first[0] and first[0] == first[1]:  # it would start at 0 otherwise
         yield from _lengths(run, blocks)
         return
     if blocks and blocks[0].key == "block_start" and blocks[0].samples:
@@ -319,11 +320,6 @@ RULES: tuple[Rule[Run], ...] = (
     steps_are_samples,
     end_is_the_last_evaluation,
 )
-
-
-def _are_lengths(blocks: list[LogLine]) -> bool:
-    """Return whether the blocks have their lengths: the first one would start at 0 otherwise."""
-    return len(blocks) > 1 and bool(blocks[0].samples) and blocks[0].samples == blocks[1].samples
 
 
 def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
