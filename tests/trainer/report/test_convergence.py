@@ -9,10 +9,10 @@ import pytest
 from matplotlib import pyplot
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.mlperf.rcp import reference_point
+from fluxtrain.mlperf.rcp import reference_band, reference_point
 from fluxtrain.report.curve import draw_losses
 from fluxtrain.report.metrics import Metrics
-from fluxtrain.report.run_logs import Convergence, reference_band
+from fluxtrain.report.run_logs import Convergence
 from fluxtrain.runtime.progress import Progress
 
 
@@ -52,10 +52,12 @@ def test_the_forecast_is_a_metric_and_in_the_progress() -> None:
     metrics, progress, every = Metrics(), Progress(), 262_144
     curve = [(n * every, 1.5 - 0.06 * math.log(n * every)) for n in range(1, 41)]
     records = [{"step": n, "samples": s, "eval_loss": x} for n, (s, x) in enumerate(curve[:2])]
-    convergence = Convergence(config, records, metrics, progress)
+    band = reference_band(config)
+    assert band is not None
+    convergence = Convergence(config, records, metrics, progress, band)
     samples = {m.name: m.samples for m in metrics.registry.collect()}
     assert math.isnan(samples["fluxtrain_target_samples"][0].value)
-    assert samples["fluxtrain_reference_samples_low"][0].value == reference_band(config)[0]  # type: ignore[index]
+    assert samples["fluxtrain_reference_samples_low"][0].value == band[0]
     for point in curve[2:10]:
         convergence.add(*point)
     expected = next(s for s, loss in curve if loss <= 0.586)

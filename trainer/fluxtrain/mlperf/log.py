@@ -11,36 +11,47 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+from fluxtrain.contract.process import CHAIN_FILE, ENV_POD_UID, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import UNSET, ConfigError, StorageError
-from fluxtrain.mlperf.chain import DATA, Chain
+from fluxtrain.mlperf.chain import DATA, Chain, OnHead
+from fluxtrain.mlperf.chain_verify import checkpoint_saved, hash_weights, loaded_state, start_facts
 from fluxtrain.mlperf.facts import (
     CHAIN_KEY,
     DATA_KEY,
     DIVISION_KEY,
     RANKS_KEY,
     RunFacts,
+    all_flushed,
     division_value,
+    gather,
     init_events,
+    machine_facts,
+    node_mark,
 )
 from fluxtrain.mlperf.log_lines import TARGET_KEY, LogLine, read_lines
+from fluxtrain.mlperf.rcp import reference_band
+from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.files import atomic_write_by_several, sync
-from fluxtrain.runtime.program import needs
+from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
+from fluxtrain.state.run_state import Fence, RunState
 
 _SOURCES = str(Path(__file__).parents[2])
 """Removed from metadata.file, so that paths in the log are relative."""
 _STDOUT = 1
-PACKAGE = "mlperf_logging"
-"""MLCommons' package, of the extra ``mlperf``: it brings pandas and scipy."""
 DIVISION_FIELD = "spec.run.logging.mlperf.division"
 
 
@@ -53,6 +64,8 @@ class MLPerfLog:
         """Write to ``path`` (if not None) and to ``stdout`` (if true); ``now`` returns Unix time."""
         self._path, self._stdout, self._now = path, stdout, now
         self.chain: Chain | None = None
+        self.band: tuple[float, float] | None = None
+        """Samples between which the reference's runs reach the target of a run of the benchmark."""
         self._state = LogState()
         self._division, self._begins_closed, self._eval_samples = "open", False, 0
         self._lines = _LineCapture()
@@ -76,9 +89,9 @@ class MLPerfLog:
         keeps the given lines. Raises StorageError if the file cannot be read
         or written, ConfigError if there is a log and MLCommons' package to continue it is not installed.
         """
-        if find_spec(PACKAGE) is None:
+        if find_spec(MLPERF_PACKAGE) is None:
             if path is not None and path.exists():
-                text = f"to continue {path} or to replace it, {needs(PACKAGE, 'mlperf')}"
+                text = f"to continue {path} or to replace it, {needs(MLPERF_PACKAGE, 'mlperf')}"
                 raise ConfigError(DIVISION_FIELD, facts.config.logging.mlperf.division, text)
             return cls(None, False)
         try:
@@ -138,7 +151,8 @@ class MLPerfLog:
         self._write("event", "tracked_stats", values, samples=samples)
 
     def eval_start(self, samples: int) -> None:
-        """Log the start of an evaluation."""
+        """Log the start of an evaluation, which ends an open block."""
+        self.block_stop(samples)
         self._write("start", "eval_start", samples=samples)
 
     def eval_accuracy(self, samples: int, loss: float, used: int | None = None) -> None:
@@ -153,12 +167,18 @@ class MLPerfLog:
         if not self._is_closed:
             self._write("event", "averaged_validation_loss", float(loss), samples=samples)
 
+    def saved(self, step: int) -> None:
+        """Chain the complete checkpoint of ``step``; thread-safe."""
+        if self.chain is not None and self._path is not None:
+            checkpoint_saved(self.chain, self._path.parent, step)
+
     def eval_stop(self, samples: int) -> None:
         """Log the end of an evaluation."""
         self._write("end", "eval_stop", samples=samples)
 
     def run_stop(self, status: str, samples: int) -> None:
         """Log the end of the run, ``success`` or ``aborted``; later events are not written."""
+        self.block_stop(samples)
         self._write("end", "run_stop", samples=samples, status=status)
 
     def rule_broken(self, violation: Violation, samples: int) -> bool:
@@ -325,6 +345,79 @@ def _write_whole(file: int, line: str) -> None:
     rest = f"{line}\n".encode("latin-1")  # mllog's lines are ASCII
     while rest:
         rest = rest[os.write(file, rest) :]
+
+
+# The log of a run, which the observer opens by its name.
+
+
+def open_log(
+    config: RunConfig,
+    paths: RunPaths,
+    world: World,
+    run: RunState,
+    fence: Fence,
+    shares: BatchShares,
+    saved_step: int | None,
+    lengths: tuple[int | None, int | None],
+    on_head: OnHead,
+    closing: ExitStack,
+) -> MLPerfLog | None:
+    """Open the log of ``run`` until ``closing`` is closed; every rank must call this, None but on rank 0.
+
+    ``saved_step`` is the step of the newest checkpoint; ``lengths`` are those of the data sets, None if these
+    are opened after the clock has started. ``on_head`` is called with the heads of the chain. Raises
+    FencedError if there is a newer start, whose log would be replaced.
+    """
+    is_first, environment = world.local_rank == 0, os.environ
+    nodes = gather(world)
+    marks = tuple(sorted(world.all_gather([node_mark()] if is_first else [])))
+    uid = environment.get(ENV_POD_UID) if is_first else None
+    pods = tuple(sorted(world.all_gather([uid] if uid else [])))
+    started = min(map(float, world.all_gather([repr(paths.started or time.time())])))
+    flushed = all_flushed(world, environment)
+    if not world.is_main:
+        return None
+    fence.check()
+    loaded = loaded_state(paths.output, run, saved_step)
+    log = MLPerfLog.open(
+        paths.output / MLPERF_FILE,
+        samples=run.samples,
+        stdout=paths.mlperf_on_stdout,
+        facts=RunFacts(
+            config,
+            shares,
+            *lengths,
+            started=started,
+            machine=machine_facts(world.size, world.local_size),
+            num_nodes=paths.num_nodes,
+            node_marks=marks,
+            flushed=flushed,
+            nodes=nodes,
+            pods=pods,
+        ),
+        open_chain=partial(
+            Chain.open,
+            paths.output / CHAIN_FILE,
+            facts=start_facts(config, fence.start, pods, loaded, environment),
+            samples=run.samples,
+            on_head=on_head,
+        ),
+    )
+    closing.callback(log.close)
+    log.band = reference_band(config)
+    if loaded is None and config.initial_weights is not None and log.chain is not None:
+        _hash_weights(log.chain, paths.models / config.initial_weights, closing)
+    return log
+
+
+def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
+    """Hash the initial ``weights`` into ``chain``, beside the training."""
+    stop = threading.Event()
+    task = partial(hash_weights, chain, weights, stop)
+    thread = threading.Thread(target=task, name="weights-hash", daemon=True)
+    thread.start()
+    closing.callback(thread.join)
+    closing.callback(stop.set)
 
 
 # The lines of an earlier log that a resumed run keeps: complete lines up to its checkpoint.

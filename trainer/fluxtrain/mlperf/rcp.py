@@ -9,7 +9,6 @@ points are read from the ``mlperf-logging`` wheel; its checker decides.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +16,10 @@ from importlib.resources import files
 from math import inf, sqrt
 from typing import Literal
 
-from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES
+from fluxtrain.contract.run.closed_division import is_benchmark
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
+from fluxtrain.mlperf.compliance import RULESETS
 
 NUM_RUNS = 10
 """Runs of one result."""
@@ -104,6 +106,17 @@ def reference_point(global_batch_size: int, ruleset: str) -> ReferencePoint | No
     if not lower:
         return replace(upper[0], source="smallest")
     return _between(lower[-1], upper[0], global_batch_size)
+
+
+def reference_band(config: RunConfig) -> tuple[float, float] | None:
+    """Return the samples between which the reference's runs reach the target of a benchmark run.
+
+    None for runs of other presets or targets, and above the largest batch size of the reference.
+    """
+    if not is_benchmark(config) or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
+        return None
+    point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
+    return None if point is None else point.band
 
 
 def compare_with_reference(
@@ -213,46 +226,3 @@ def _pruned(points: list[ReferencePoint]) -> list[ReferencePoint]:
         else:
             i += 1
     return kept
-
-
-# How many samples a run will need to its target, from its evaluations so far.
-
-
-EvaluationPoint = tuple[int, float]
-"""Training samples and evaluation loss."""
-_LAST = 6
-_LEAST = 3
-_MOST = 10.0
-"""A target that is further away than this multiple of the samples so far is not forecast."""
-_MOST_SAMPLES = 10**15
-"""Logs of others may state any number."""
-
-
-def samples_to_target(
-    evaluations: Sequence[EvaluationPoint], target: float | None, every: int
-) -> int | None:
-    """Return the samples, a multiple of ``every``, at which the loss reaches ``target``; None if unknown.
-
-    The loss of the last evaluations is continued as a straight line over the logarithm of the samples, by
-    least squares. Unknown with fewer than three evaluations at different samples, without a target, or if
-    the loss does not fall.
-    """
-    points = [(samples, loss) for samples, loss in evaluations if 0 < samples < _MOST_SAMPLES]
-    if target is None or not math.isfinite(target) or every < 1:
-        return None
-    if reached := next((samples for samples, loss in points if loss <= target), None):
-        return reached
-    points = points[-_LAST:]
-    num_different = len({samples for samples, _ in points})
-    if num_different < _LEAST or not all(math.isfinite(loss) for _, loss in points):
-        return None
-    logs = [math.log(samples) for samples, _ in points]
-    mean_log = sum(logs) / len(logs)
-    mean_loss = sum(loss for _, loss in points) / len(points)
-    spread = sum((x - mean_log) ** 2 for x in logs)
-    slope = sum((x - mean_log) * loss for x, (_, loss) in zip(logs, points, strict=True)) / spread
-    now = points[-1][0]
-    if not -math.inf < slope < 0 or (target - mean_loss) / slope + mean_log > math.log(_MOST * now):
-        return None
-    reached_at = math.exp(mean_log + (target - mean_loss) / slope)
-    return max(math.ceil(reached_at / every) * every, now + every)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
 from fluxtrain.contract.process import (
     COMPILE,
-    ENV_POD_UID,
     EVALUATE,
     FINISH,
     METRICS_FILE,
@@ -30,13 +29,10 @@ from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
 from fluxtrain.errors import one_line
-from fluxtrain.mlperf import facts as node_records
-from fluxtrain.mlperf.chain_verify import loaded_state
-from fluxtrain.mlperf.facts import RunFacts, all_flushed, machine_facts, node_mark
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.metrics import Clock, Speed, Speedometer
-from fluxtrain.report.records import Evaluation, read_records
+from fluxtrain.report.records import RUN_LOG, Evaluation, RunLog, read_records
 from fluxtrain.report.run_logs import Convergence, Ledger, RunLogs, StepMetrics
 from fluxtrain.report.stragglers import RankTimesReport
 from fluxtrain.runtime.step_times import StepTimes
@@ -113,36 +109,17 @@ class Observer:
         if self.config.logging.ledger:
             self._ledger = Ledger(self.paths.output, run.step, self.world, fence)
             self._closing.callback(self._ledger.close)
-        nodes = node_records.gather(self.world)
-        own = [node_mark()] if self.world.local_rank == 0 else []
-        marks = tuple(sorted(self.world.all_gather(own)))
-        uid = os.environ.get(ENV_POD_UID) if self.world.local_rank == 0 else None
-        pods = tuple(sorted(self.world.all_gather([uid] if uid else [])))
-        mine = self.paths.started or time.time()
-        started = min(map(float, self.world.all_gather([repr(mine)])))
-        flushed = all_flushed(self.world, os.environ)
-        if self.world.is_main:
-            fence.check()
-            facts = RunFacts(
-                self.config,
-                shares,
-                train_samples=num_train,
-                eval_samples=num_validation,
-                started=started,
-                machine=machine_facts(self.world.size, self.world.local_size),
-                num_nodes=self.paths.num_nodes,
-                node_marks=marks,
-                flushed=flushed,
-                nodes=nodes,
-                pods=pods,
-            )
-            loaded = loaded_state(self.paths.output, run, saved_step)
-            self._logs = RunLogs(
-                facts, self.paths, run, self._closing, fence, loaded, self._on_head
-            )
+        own, lengths = (self.config, self.paths, self.world), (num_train, num_validation)
+        events = self._on_head, self._closing
+        open_log: Callable[..., RunLog | None] = resolve_name(RUN_LOG)
+        log = open_log(*own, run, fence, shares, saved_step, lengths, *events)
+        if log is not None:
+            self._logs = RunLogs(self.config, shares, self.paths, run, self._closing, fence, log)
             self._endpoint.show(self._logs.page.live)
             records = read_records(self.paths.output / METRICS_FILE)
-            self._convergence = Convergence(self.config, records, self.metrics, self.progress)
+            self._convergence = Convergence(
+                self.config, records, self.metrics, self.progress, log.band
+            )
             port = self.progress.read().get("port")
             peak = self._speedometer.peak
             self._logs.print_summary(run, self.world, parameters, port, peak)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from fluxtrain.contract.run.closed_division import Violation
 from fluxtrain.runtime.files import atomic_write_by_several
 
 Record = dict[str, Any]
@@ -103,3 +104,92 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
         mean = (area(at + half) - area(at - half)) / (2 * half) if half else loss
         result.append((at, mean))
     return result
+
+
+# A log that a wing keeps of a run: MLPerf's. `RUN_LOG` opens it on all ranks; rank 0 has it.
+
+
+RUN_LOG = "fluxtrain.mlperf.log:open_log"
+
+
+class RunLog(Protocol):
+    """Takes the events of a run on rank 0, each after ``samples`` training samples."""
+
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Return the samples between which reference runs reach the run's target; None if unknown."""
+
+    def data_opened(
+        self, train_samples: int, eval_samples: int, digests: Mapping[str, str]
+    ) -> None:
+        """Take the sizes and the digests of the data sets."""
+
+    def ready(self) -> None:
+        """Take the start of the clock."""
+
+    def block_start(self, samples: int) -> None:
+        """Take the next step."""
+
+    def tracked_stats(self, samples: int, stats: Mapping[str, float]) -> None:
+        """Take the values of a step."""
+
+    def eval_start(self, samples: int) -> None:
+        """Take the end of steps, and the start of an evaluation."""
+
+    def eval_accuracy(self, samples: int, loss: float, used: int | None = None) -> None:
+        """Take its loss over ``used`` samples."""
+
+    def eval_stop(self, samples: int) -> None:
+        """Take its end."""
+
+    def saved(self, step: int) -> None:
+        """Take the complete checkpoint of ``step``; thread-safe."""
+
+    def rule_broken(self, violation: Violation, samples: int) -> bool:
+        """Take a broken rule of the closed division; return whether it changes the division."""
+
+    def run_stop(self, status: str, samples: int) -> None:
+        """Take the end of steps and of the run."""
+
+
+# How many samples a run will need to its target, from its evaluations so far.
+
+
+EvaluationPoint = tuple[int, float]
+"""Training samples and evaluation loss."""
+_LAST = 6
+_LEAST = 3
+_MOST = 10.0
+"""A target that is further away than this multiple of the samples so far is not forecast."""
+_MOST_SAMPLES = 10**15
+"""Logs of others may state any number."""
+
+
+def samples_to_target(
+    evaluations: Sequence[EvaluationPoint], target: float | None, every: int
+) -> int | None:
+    """Return the samples, a multiple of ``every``, at which the loss reaches ``target``; None if unknown.
+
+    The loss of the last evaluations is continued as a straight line over the logarithm of the samples, by
+    least squares. Unknown with fewer than three evaluations at different samples, without a target, or if
+    the loss does not fall.
+    """
+    points = [(samples, loss) for samples, loss in evaluations if 0 < samples < _MOST_SAMPLES]
+    if target is None or not math.isfinite(target) or every < 1:
+        return None
+    if reached := next((samples for samples, loss in points if loss <= target), None):
+        return reached
+    points = points[-_LAST:]
+    num_different = len({samples for samples, _ in points})
+    if num_different < _LEAST or not all(math.isfinite(loss) for _, loss in points):
+        return None
+    logs = [math.log(samples) for samples, _ in points]
+    mean_log = sum(logs) / len(logs)
+    mean_loss = sum(loss for _, loss in points) / len(points)
+    spread = sum((x - mean_log) ** 2 for x in logs)
+    slope = sum((x - mean_log) * loss for x, (_, loss) in zip(logs, points, strict=True)) / spread
+    now = points[-1][0]
+    if not -math.inf < slope < 0 or (target - mean_loss) / slope + mean_log > math.log(_MOST * now):
+        return None
+    reached_at = math.exp(mean_log + (target - mean_loss) / slope)
+    return max(math.ceil(reached_at / every) * every, now + every)

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import math
-import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from fluxtrain.contract.process import (
-    CHAIN_FILE,
     LEDGER_FOLDER,
     LOSS_FILE,
     METRICS_FILE,
-    MLPERF_FILE,
     RunPaths,
 )
-from fluxtrain.contract.run.closed_division import Violation, is_benchmark
+from fluxtrain.contract.run.closed_division import Violation, violations
 from fluxtrain.contract.run.config import RunConfig, Sharding
-from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.data.loader import AnyOrder
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources
-from fluxtrain.mlperf.chain import Chain, OnHead
-from fluxtrain.mlperf.chain_verify import checkpoint_saved, hash_weights, start_facts
-from fluxtrain.mlperf.compliance import RULESETS
-from fluxtrain.mlperf.facts import RunFacts
-from fluxtrain.mlperf.log import MLPerfLog
-from fluxtrain.mlperf.rcp import EvaluationPoint, reference_point, samples_to_target
 from fluxtrain.parallel.compile import attention_on
 from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.traffic import sent_by_node
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.gallery import RunPage
 from fluxtrain.report.metrics import Metrics, Speed
-from fluxtrain.report.records import Evaluation, Record, Records, drop_after, read_records
+from fluxtrain.report.records import (
+    Evaluation,
+    EvaluationPoint,
+    Record,
+    Records,
+    RunLog,
+    drop_after,
+    read_records,
+    samples_to_target,
+)
 from fluxtrain.report.sinks import open_sinks
 from fluxtrain.runtime.devices import Peak
 from fluxtrain.runtime.progress import Progress
@@ -60,53 +57,31 @@ class RunLogs:
 
     def __init__(
         self,
-        facts: RunFacts,
+        config: RunConfig,
+        shares: BatchShares,
         paths: RunPaths,
         run: RunState,
         closing: ExitStack,
         fence: Fence,
-        loaded: Mapping[str, object] | None,
-        on_head: OnHead,
+        mlperf: RunLog,
     ) -> None:
-        """Open all logs until ``closing`` is closed: lines after ``run.step`` are dropped.
-
-        ``loaded`` says what ``run`` was loaded from; ``on_head`` is called with the heads of the chain.
-        """
-        self._config, self._shares, self._paths = facts.config, facts.shares, paths
-        self._num_validation = facts.eval_samples or 0
-        self._facts = facts
+        """Open all logs but ``mlperf`` until ``closing`` is closed: lines after ``run.step`` are dropped."""
+        self._config, self._shares, self._paths, self._mlperf = config, shares, paths, mlperf
+        self._num_validation = 0
         self._peak: Peak | None = None
         self._records = Records(paths.output / METRICS_FILE, run.step)
         closing.callback(self._records.close)
-        self._mlperf = MLPerfLog.open(
-            paths.output / MLPERF_FILE,
-            samples=run.samples,
-            stdout=paths.mlperf_on_stdout,
-            facts=facts,
-            open_chain=partial(
-                Chain.open,
-                paths.output / CHAIN_FILE,
-                facts=start_facts(facts.config, fence.start, facts.pods, loaded, os.environ),
-                samples=run.samples,
-                on_head=on_head,
-            ),
-        )
-        closing.callback(self._mlperf.close)
-        weights, chain = facts.config.initial_weights, self._mlperf.chain
-        if loaded is None and weights is not None and chain is not None:
-            _hash_weights(chain, paths.models / weights, closing)
-        self._console = Console(facts.config.schedule.steps, run.step)
+        self._console = Console(config.schedule.steps, run.step)
         closing.callback(self._console.close)
         report = self._console.print_line
-        self.page = RunPage(facts.config, paths.output, fence)
-        self._sinks = open_sinks(facts.config, paths.output, run, report, self.page)
+        self.page = RunPage(config, paths.output, fence)
+        self._sinks = open_sinks(config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)
 
     def on_saved(self, step: int) -> None:
-        """Chain the complete checkpoint of ``step``; thread-safe."""
-        if self._mlperf.chain is not None:
-            checkpoint_saved(self._mlperf.chain, self._paths.output, step)
+        """Log the complete checkpoint of ``step``; thread-safe."""
+        self._mlperf.saved(step)
 
     def print_summary(
         self,
@@ -129,9 +104,10 @@ class RunLogs:
             + (f" · resumed after step {run.step}" if run.step else "")
         )
         if self._config.logging.mlperf.division == "auto":
-            found = "; ".join(map(str, self._facts.violations)) or "no rule is broken so far"
-            division = "open" if self._facts.violations else "closed"
-            self._console.print_line(f"{division} division of MLPerf Training, flux1: {found}")
+            broken = violations(self._config, self._paths.num_nodes)
+            text = "; ".join(map(str, broken)) or "no rule is broken so far"
+            division = "open" if broken else "closed"
+            self._console.print_line(f"{division} division of MLPerf Training, flux1: {text}")
 
     def on_rule_broken(self, violation: Violation, run: RunState) -> None:
         """Log and print that ``run`` breaks a rule of the closed division."""
@@ -192,7 +168,6 @@ class RunLogs:
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Return the progress bar's function, called with the number of samples evaluated."""
         if run.step:
-            self._mlperf.block_stop(run.samples)
             self._mlperf.eval_start(run.samples)
         return self._console.task("evaluate", self._num_validation)
 
@@ -231,7 +206,6 @@ class RunLogs:
 
     def on_run_stop(self, run: RunState) -> None:
         """Stop MLPerf's clock."""
-        self._mlperf.block_stop(run.samples)
         self._mlperf.run_stop(run.status, run.samples)
 
     def on_train_end(self, run: RunState) -> None:
@@ -242,8 +216,8 @@ class RunLogs:
         output = self._paths.output
         self.page.status = run.status
         target = self._config.evaluation.target_loss
-        records, band = read_records(output / METRICS_FILE), reference_band(self._config)
-        save_loss_curve(output / LOSS_FILE, records, target, band)
+        records = read_records(output / METRICS_FILE)
+        save_loss_curve(output / LOSS_FILE, records, target, self._mlperf.band)
         self._console.print_line(
             f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
         )
@@ -273,16 +247,24 @@ class Convergence:
     """Forecasts the samples to the target after each evaluation; on rank 0."""
 
     def __init__(
-        self, config: RunConfig, records: Sequence[Record], metrics: Metrics, progress: Progress
+        self,
+        config: RunConfig,
+        records: Sequence[Record],
+        metrics: Metrics,
+        progress: Progress,
+        band: tuple[float, float] | None,
     ) -> None:
-        """Continue with the evaluations among ``records``; report to ``metrics`` and ``progress``."""
+        """Continue with the evaluations among ``records``; report to ``metrics`` and ``progress``.
+
+        ``band`` has the samples between which reference runs reach the target.
+        """
         self._target = config.evaluation.target_loss
         self._every = config.evaluation_steps * config.schedule.global_batch_size
         self._metrics, self._progress = metrics, progress
         self._evaluations: list[EvaluationPoint] = [
             (record["samples"], record["eval_loss"]) for record in records if "eval_loss" in record
         ]
-        if (band := reference_band(config)) is not None:
+        if band is not None:
             metrics.reference_samples_low.set(band[0])
             metrics.reference_samples_high.set(band[1])
         self._report()
@@ -298,27 +280,6 @@ class Convergence:
         forecast = samples_to_target(self._evaluations, self._target, self._every)
         self._metrics.target_samples.set(math.nan if forecast is None else forecast)
         self._progress.update(targetSamples=forecast)
-
-
-def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
-    """Hash the initial ``weights`` into ``chain``, beside the training."""
-    stop = threading.Event()
-    task = partial(hash_weights, chain, weights, stop)
-    thread = threading.Thread(target=task, name="weights-hash", daemon=True)
-    thread.start()
-    closing.callback(thread.join)
-    closing.callback(stop.set)
-
-
-def reference_band(config: RunConfig) -> tuple[float, float] | None:
-    """Return the samples between which the reference's runs reach the target of a benchmark run.
-
-    None for runs of other presets or targets, and above the largest batch size of the reference.
-    """
-    if not is_benchmark(config) or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
-        return None
-    point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
-    return None if point is None else point.band
 
 
 # The ledger: one file per rank with the samples that it used in each step.

@@ -25,10 +25,9 @@ from fluxtrain.contract.process import (
 from fluxtrain.contract.run.closed_division import is_benchmark
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.log import PACKAGE
 from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.files import atomic_write_by_several
-from fluxtrain.runtime.program import needs
+from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
 from fluxtrain.state.run_state import RunState
 
 
@@ -74,7 +73,7 @@ def require_packages(config: RunConfig) -> None:
     if config.task != "train":
         return
     if is_benchmark(config):
-        _require("spec.run.preset", config.preset, PACKAGE, "mlperf")
+        _require("spec.run.preset", config.preset, MLPERF_PACKAGE, "mlperf")
     if logging.tensorboard:
         _require("spec.run.logging.tensorboard", "true", "tensorboard")
     if uses_wandb(config):

@@ -175,6 +175,10 @@ def missing_package(error: ModuleNotFoundError, extra: str = "trainer") -> str:
     return needs(package, extras[0]) if extras else ""
 
 
+MLPERF_PACKAGE = "mlperf_logging"
+"""MLCommons' package, of the extra ``mlperf``: it brings pandas and scipy."""
+
+
 def needs(package: str, extra: str) -> str:
     """Return that ``package`` is missing, and the command that installs it with ``extra``."""
     return f"the package {package} is not installed: pip install 'fluxtrain[{extra}]'"
