@@ -256,7 +256,7 @@ class NodeRendezvous(MembershipRendezvous):
         if reply is not None and reply.refused and now - self._since > _REFUSED_SECONDS:
             raise RefusedError(reply.refused)
         if reply is not None and reply.generation > 0 and not reply.broken:
-            self._since = now  # others train, and need no further node at present
+            self._since = now  # the job trains, and needs no further node at present
         missing = self._missing(reply)
         if now - self._since > self._nodes.timeout_seconds:
             raise NodesError(f"{missing}, for {self._nodes.timeout_seconds:g} s")

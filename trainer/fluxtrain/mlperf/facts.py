@@ -33,7 +33,7 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.installed import packages
 
 # What every node reports of itself in the MLPerf log: hardware, system, software; equal nodes as
-# one record. A line has at most 4 KiB, so that it is written whole to a pipe that others write to.
+# one record. A line has at most 4 KiB, so that it is written whole to a pipe with several writers.
 
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"

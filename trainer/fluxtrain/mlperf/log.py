@@ -411,7 +411,7 @@ def open_log(
 
 
 def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
-    """Hash the initial ``weights`` into ``chain``, beside the training."""
+    """Hash the initial ``weights`` into ``chain``, while the run trains."""
     stop = threading.Event()
     task = partial(hash_weights, chain, weights, stop)
     thread = threading.Thread(target=task, name="weights-hash", daemon=True)

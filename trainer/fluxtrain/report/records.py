@@ -162,7 +162,7 @@ _LEAST = 3
 _MOST = 10.0
 """A target that is further away than this multiple of the samples so far is not forecast."""
 _MOST_SAMPLES = 10**15
-"""Logs of others may state any number."""
+"""A log from elsewhere may state any number."""
 
 
 def samples_to_target(
