@@ -85,10 +85,6 @@ Manifest = dict[str, Any]
 
 _NOT_HASHED = {"nodes", "restart", "lifecycle", "scheduling", "managed_by", "pod_template"}
 _HASH_VERSION = "v2-"
-_LEGACY_HASHED: dict[str, Any] = {
-    **dict.fromkeys(("image", "gpus_per_node", "gpu_resource", "run", "storage"), True),
-    "network": {"mode", "rdma_resource", "env"},
-}
 
 
 @dataclass(frozen=True)
@@ -203,22 +199,7 @@ class Job:
 
     def matches_hash(self, spec_hash: str) -> bool:
         """Return whether a pod or config map with ``spec_hash`` was created for this spec."""
-        if spec_hash and not spec_hash.startswith(_HASH_VERSION):
-            return spec_hash == self.legacy_spec_hash
         return spec_hash in ("", self.spec_hash)
-
-    @cached_property
-    def legacy_spec_hash(self) -> str:
-        """Return the hash with all defaults, which the first operators of 0.1.0 wrote.
-
-        To be removed once no job is left that one of those started.
-        """
-        fields = self.spec.model_dump(mode="json", by_alias=True, include=_LEGACY_HASHED)
-        if self.spec.storage.output_folder is None:  # a later field
-            fields["storage"].pop("outputFolder", None)
-        if not self.spec.storage.isolated:  # likewise
-            fields["storage"].pop("isolated", None)
-        return digest({**fields, "podTemplate": self.spec.pod_template.written})
 
 
 def _known_fields(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:

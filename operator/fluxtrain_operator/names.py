@@ -124,14 +124,6 @@ def revision(job: str, content_hash: str) -> str:
     return bounded(job, f"-{content_hash}")
 
 
-def legacy_config_map(job: str) -> str:
-    """Return the name of the config map that pods without a revision mount.
-
-    To be removed once no job is left that an operator without revisions started.
-    """
-    return bounded(job, "-config")
-
-
 def network_policy(job: str) -> str:
     """Return the name of the network policy."""
     return bounded(job, "-network")

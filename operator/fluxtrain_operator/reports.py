@@ -42,7 +42,7 @@ class RankProgress:
     pod: str = ""
     """Uid of its pod."""
     generation: int = 0
-    """Generation of the agents that it runs in; 0 from older trainers."""
+    """Generation of the agents that it runs in; 0 if it is not reported."""
     frozen: bool = False
     """Whether its process does not respond to its agent."""
 
@@ -112,17 +112,15 @@ class Progress:
     process_restarts: int = 0
     rank: int = 0
     phase: Phase | None = None
-    """Phase of the process; None from the first trainers of 0.1.0."""
+    """Phase of the process; None if it is not reported."""
     ranks: tuple[RankProgress, ...] = ()
-    """The ranks of the node, or of all nodes if this one makes no progress; empty from older trainers."""
+    """The ranks of the node, or of all nodes if this one makes no progress."""
     age: float = field(default=0.0, compare=False)
     """Seconds since the response was received, by the operator's monotonic clock."""
-    alive_time: float | None = None
-    """Unix time of the newest progress of any kind, as older trainers report it instead of ``ranks``."""
     seconds_since_step: float | None = field(default=None, compare=False)
-    """Seconds from the last step to the response; None before a step, and from older trainers."""
+    """Seconds from the last step to the response; None before a step."""
     num_nodes: int | None = None
-    """Nodes that train together; None from older trainers."""
+    """Nodes that train together; None if it is not reported."""
     straggler: Straggler | None = None
     """The rank that all others wait for."""
     train_seconds_before: float | None = None
@@ -146,7 +144,6 @@ class Progress:
             rank=_count(answer.get("rank"), _MAX_COUNT),
             phase=phase_of(answer.get("phase")),
             ranks=_ranks(answer),
-            alive_time=_unix_time(answer.get("aliveTime")),
             seconds_since_step=_number(answer.get("secondsSinceStep")),
             num_nodes=_count(answer.get("numNodes"), _MAX_COUNT) or None,
             straggler=Straggler.from_json(answer.get("straggler")),
@@ -174,7 +171,7 @@ class Progress:
 
     @property
     def seconds_since_progress(self) -> float | None:
-        """Return the seconds since any of the ranks made progress; None from older trainers."""
+        """Return the seconds since any of the ranks made progress; None without ranks."""
         silent = min((rank.seconds_since_progress for rank in self.ranks), default=None)
         return None if silent is None else silent + self.age
 

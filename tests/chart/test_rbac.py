@@ -66,7 +66,6 @@ OWN: Manifest = {
 OLD = (
     "stale",
     "job",
-    names.legacy_config_map("job"),
     names.network_policy("job"),
     names.disruption_budget("job"),
     names.pod_group("job"),

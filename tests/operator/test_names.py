@@ -15,7 +15,6 @@ MAKERS = (
     names.rendezvous,
     lambda job: names.rendezvous(job, 2),
     names.service,
-    names.legacy_config_map,
     lambda job: names.revision(job, "0123456789abcdef"),
     names.network_policy,
     names.disruption_budget,

@@ -220,17 +220,16 @@ def created_labels(pod: Manifest) -> dict[str, str]:
 
 def created_annotations(pod: Manifest) -> dict[str, str]:
     """Return the annotations that the spec tells; none of a pod that no job has created."""
-    job, component, _ = _place(pod)
+    _, component, _ = _place(pod)
     if component == names.RENDEZVOUS:
         told = {
             names.ANNOTATION_NODES: _argument(pod, NODES_ARGUMENT),
             names.ANNOTATION_ENDED: _argument(pod, ENDED_ARGUMENT),
         }
     elif component == names.TRAINER:
-        config = _config_map(pod)
         told = {
             names.ANNOTATION_NODES: _variable(pod, NODES),
-            names.ANNOTATION_REVISION: "" if config == names.legacy_config_map(job) else config,
+            names.ANNOTATION_REVISION: _config_map(pod),
         }
     else:
         told = {}

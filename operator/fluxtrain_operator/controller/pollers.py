@@ -200,17 +200,14 @@ def _is_rendezvous(pod: Mapping[str, Any]) -> bool:
 def _merged(reports: list[PodProgress]) -> PodProgress | None:
     """Return the report of the lowest rank, with the ranks of all; None without reports.
 
-    What agents report counts for the ranks of which no trainer responded. As the lowest rank may wait for the
-    others, the newest alive time counts.
+    What agents report counts for the ranks of which no trainer responded.
     """
     ordered = sorted(reports, key=lambda report: (report.progress.by_agents, report.progress.rank))
     lowest = next(iter(ordered), None)
     if lowest is None or len(reports) == 1:
         return lowest
     progress = lowest.progress.with_ranks(report.progress for report in reversed(ordered))
-    times = (report.progress.alive_time for report in reports)
-    alive_time = max((time for time in times if time is not None), default=None)
-    return replace(lowest, progress=replace(progress, alive_time=alive_time))
+    return replace(lowest, progress=progress)
 
 
 def _has_address(pod: Mapping[str, Any]) -> bool:

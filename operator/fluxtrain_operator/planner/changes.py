@@ -143,13 +143,11 @@ def _undesired(situation: Situation) -> Iterator[Delete]:
 
 def _kept_config_maps(situation: Situation) -> Iterator[str]:
     """Yield the config maps to keep beside that of the revision: those of pods, and the one before."""
-    job, status = situation.job, situation.job.status
+    status = situation.job.status
     unchanged = situation.revision.name == status.revision
     before = status.previous_revision if unchanged else status.revision
     yield from [before] if before else []
-    yield from (
-        pod.revision or names.legacy_config_map(job.name) for pod in situation.observed.pods
-    )
+    yield from (pod.revision for pod in situation.observed.pods if pod.revision)
 
 
 def _stop(situation: Situation, pods: tuple[Pod, ...], reason: Reason) -> Iterator[Delete]:

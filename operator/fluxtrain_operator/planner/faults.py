@@ -170,13 +170,12 @@ def replacement_time(situation: Situation, failure: Failure) -> float:
 def _num_restarts(situation: Situation, failure: Failure) -> int:
     """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
 
-    Failures of the infrastructure count for each pod on its own. Older operators counted all
-    reasons together.
+    Failures of the infrastructure count for each pod on its own.
     """
     if failure.infrastructure:
         return num_failures(situation, failure)
     restarts = situation.job.status.restarts or Restarts()
-    return restarts.gang if restarts.charged is None else restarts.causes.get(failure.reason, 0)
+    return restarts.causes.get(failure.reason, 0)
 
 
 def num_failures(situation: Situation, failure: Failure) -> int:

@@ -331,8 +331,7 @@ class Guard:
             return None
         if answer.seconds_since_progress is not None:
             return self.now - answer.seconds_since_progress
-        times = (answer.alive_time, seconds(answer.status.last_step_time))
-        return max((time for time in times if time is not None), default=None)
+        return seconds(answer.status.last_step_time)
 
     @cached_property
     def _running(self) -> tuple[Pod, ...]:

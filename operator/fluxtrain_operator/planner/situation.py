@@ -283,24 +283,14 @@ class Situation:
 
     @property
     def charged_before(self) -> int:
-        """Return the restarts of the status that count towards ``maxRestarts``.
-
-        Older operators counted the restarts of all pods only.
-        """
-        before = self.job.status.restarts or Restarts()
-        return before.gang if before.charged is None else before.charged
+        """Return the restarts of the status that count towards ``maxRestarts``."""
+        return (self.job.status.restarts or Restarts()).charged
 
     @cached_property
     def charged_restarts(self) -> int:
-        """Return how many restarts count so far: those of processes too, unless only older trainers do.
-
-        Those also count restarts after the loss of another node.
-        """
-        before, latest = self.job.status.restarts or Restarts(), self.latest_progress
-        is_older = latest is not None and not latest.status.phase_seconds
-        added = self.restarts.process - before.process
-        told = len(self.new_process_restarts)
-        return self.charged_before + (min(added, told) if is_older else added)
+        """Return how many restarts count so far, those of processes too."""
+        before = self.job.status.restarts or Restarts()
+        return self.charged_before + self.restarts.process - before.process
 
     @cached_property
     def report(self) -> Report | None:
@@ -361,14 +351,8 @@ class Situation:
 
     @property
     def active_since(self) -> float | None:
-        """Return the Unix time from which deadlines count; None if the job is not active.
-
-        Older operators counted from the last admission.
-        """
-        status = self.job.status
-        if status.active_since is None and status.start_time is not None:
-            return true_since(self.condition("Admitted"))
-        return seconds(status.active_since)
+        """Return the Unix time from which deadlines count; None if the job is not active."""
+        return seconds(self.job.status.active_since)
 
     def condition(self, kind: str) -> Condition | None:
         """Return a condition of the status before."""
@@ -407,7 +391,7 @@ class Report:
 
     @cached_property
     def last_step_time(self) -> float | None:
-        """Return the Unix time of the last step, from an older trainer by its clock; None before a step."""
+        """Return the Unix time of the last step; None before a step."""
         told, since = self._told_last, self.progress.seconds_since_step
         if told is None or since is None:
             return told
@@ -428,7 +412,7 @@ class Report:
     def follows(self, before: ProgressStatus | None) -> bool:
         """Return whether the last step is not older than that of ``before``."""
         last, known = self.last_step_time, seconds(before.last_step_time) if before else None
-        is_exact = self.progress.seconds_since_step is None  # both by the clock of an older trainer
+        is_exact = self.progress.seconds_since_step is None  # both by the trainer's clock
         latency = 0.0 if is_exact else _LATENCY_SECONDS
         return last is not None and (known is None or last >= known - latency)
 

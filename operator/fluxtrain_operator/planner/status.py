@@ -463,8 +463,6 @@ def _time_cause(situation: Situation, decision: Decision) -> str:
     """Return what the time since the last write is lost by, as far as no trainer reports its phase."""
     if decision.action == "suspend":
         return "save"
-    if situation.has_stepped and not (situation.progress and situation.progress.phase_seconds):
-        return "other"  # an older trainer
     nodes = situation.job.status.nodes
     had_min_nodes = nodes is not None and nodes.ready >= situation.job.spec.nodes.min
     return "start" if had_min_nodes else "pending"

@@ -124,11 +124,11 @@ def has_no_answer(situation: Situation) -> bool:
 
 
 def _ranks(situation: Situation, answer: Progress) -> tuple[RankProgress, ...]:
-    """Return the ranks of ``answer``; from an older trainer one, from the times of its own clock."""
+    """Return the ranks of ``answer``; if it reports none, one from the times of the trainer's own clock."""
     if answer.ranks:
         return answer.ranks
     joined = max(pod.started or 0.0 for pod in situation.running)
-    last = max(joined, situation.last_step_time or 0.0, answer.alive_time or 0.0)
+    last = max(joined, situation.last_step_time or 0.0)
     rate, batch = answer.status.samples_per_second, situation.job.config.schedule.global_batch_size
     has_stepped = (situation.last_step_time or 0.0) >= joined and bool(rate and rate > 0)
     rank = RankProgress(
@@ -208,7 +208,7 @@ def next_time_spent(
     start = seconds(before.start_time)
     if start is None:
         return None
-    spent = before.time_spent or _of_older_operator(before, start)
+    spent = before.time_spent or TimeSpent(until=stamp(start))
     parts = _between(before.progress, progress, train_seconds_before)
     elapsed = int(now) - (seconds(spent.until) or now)
     parts[cause] = parts.get(cause, 0.0) + max(0.0, elapsed) - sum(parts.values())
@@ -220,7 +220,7 @@ def without_suspension(before: Status, now: float) -> TimeSpent | None:
     start = seconds(before.start_time)
     if start is None:
         return None
-    spent = before.time_spent or _of_older_operator(before, start)
+    spent = before.time_spent or TimeSpent(until=stamp(start))
     return spent.model_copy(update={"until": stamp(now)})
 
 
@@ -244,11 +244,9 @@ def _between(
     old: ProgressStatus | None, new: ProgressStatus | None, train_seconds_before: float | None
 ) -> Parts:
     """Return the time that trainers spent between two reports, which may be negative for ``step``."""
-    if new is None or new == old:
+    if new is None or new == old or not new.phase_seconds:
         return {}
     same = old is not None and old.first_step_time == new.first_step_time
-    if not new.phase_seconds:
-        return _of_older_trainer(old, new)
     counted = old.phase_seconds if old is not None and same else {}
     parts: Parts = {}
     for phase, spent in new.phase_seconds.items():
@@ -267,24 +265,6 @@ def _redo(parts: Parts, old: ProgressStatus, lost: float) -> None:
     lost = min(lost, old.phase_seconds.get(STEP, lost))  # without the compilation of the first
     parts["step"] = parts.get("step", 0.0) - lost
     parts["redone"] = max(0.0, lost)
-
-
-def _of_older_trainer(old: ProgressStatus | None, new: ProgressStatus) -> Parts:
-    trained = (new.train_seconds or 0.0) - ((old.train_seconds if old else None) or 0.0)
-    return {"step": trained, "redone": max(0.0, -trained)}
-
-
-def _of_older_operator(before: Status, start: float) -> TimeSpent:
-    """Return the time of a job until its last report to an older operator: only the steps are known."""
-    progress = before.progress
-    if progress is None:
-        return TimeSpent(until=stamp(start))
-    pause = (c.last_transition_time for c in before.conditions if c.type == "Suspended")
-    until = max(seconds(time) or start for time in (progress.last_step_time, *pause))
-    active = max(0.0, until - start - (before.suspended_seconds or 0))
-    trained = (progress.train_seconds or 0.0) - (before.train_seconds_before or 0.0)
-    step = min(max(0.0, trained), active)
-    return TimeSpent(until=stamp(until), step=step, other=active - step)
 
 
 def _added(spent: TimeSpent, changes: Parts, until: str) -> TimeSpent:

@@ -135,8 +135,10 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
     p: Polling,
 ) -> None:
     progress = {
-        "10.0.0.1": replace(step(9), phase="finish", alive_time=100.0),
-        "10.0.0.2": replace(step(9), phase="sample", alive_time=200.0, rank=4),
+        "10.0.0.1": replace(step(9), phase="finish"),
+        "10.0.0.2": replace(
+            step(9), phase="sample", rank=4, ranks=(RankProgress(4, "sample", step=9),)
+        ),
     }
 
     async def fetch(address: str, port: int) -> Progress | None:
@@ -144,11 +146,11 @@ async def test_while_rank_0_is_done_the_other_ranks_show_whether_there_is_progre
 
     p.fetch = fetch
     p.start()
-    await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 200.0)
+    await until(lambda: p.rank_0 is not None and len(p.rank_0.ranks) == 1)
     assert p.rank_0 is not None
-    assert p.rank_0.phase == "finish"
-    progress["10.0.0.1"] = replace(step(9), phase="step", alive_time=300.0)
-    await until(lambda: p.rank_0 is not None and p.rank_0.alive_time == 300.0)
+    assert (p.rank_0.phase, p.rank_0.ranks[0].rank) == ("finish", 4)
+    progress["10.0.0.1"] = replace(step(9), phase="step")
+    await until(lambda: p.rank_0 is not None and p.rank_0.phase == "step")
 
 
 @scenario()

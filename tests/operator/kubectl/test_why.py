@@ -67,7 +67,11 @@ def restarted_soon() -> JobObjects:
     times = {"startedAt": stamp(NOW - 5), "finishedAt": stamp(NOW - 2)}
     state = {"terminated": {"exitCode": 1, "message": "ValueError: no", **times}}
     pod = make_pod(0, phase="Failed", containerStatuses=[{"name": "trainer", "state": state}])
-    before = Status(phase="Restarting", attempt=1, restarts=Restarts(gang=1))
+    before = Status(
+        phase="Restarting",
+        attempt=1,
+        restarts=Restarts(gang=1, charged=1, causes={"ProgramError": 1}),
+    )
     return state_of(pod, running(1), before=before)
 
 

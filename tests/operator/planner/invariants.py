@@ -272,7 +272,7 @@ def _spec(pod: Pod, component: str) -> Manifest:
     if component == names.TRAINER:
         env = [{"name": name, "value": value} for name, value in variables.items()]
         container = {"name": component, "env": env}
-    config = {"name": pod.revision or names.legacy_config_map("job")}
+    config = {"name": pod.revision}
     volumes = [{"name": "config", "configMap": config}]
     gates = [{"name": gate} for gate in pod.gates]
     spec = {"nodeName": pod.node, "containers": [container], "volumes": volumes}

@@ -203,23 +203,3 @@ def test_a_moment_without_admission_does_not_begin_the_pending_deadline_anew() -
     assert (story.active_since, story.failure) == (10, "")
     story.plan(LIMIT + 10, *story.pods(**PENDING))
     assert story.failure == "PendingDeadlineExceeded"
-
-
-@pytest.mark.parametrize("kind", ["activeDeadlineSeconds", "pendingDeadlineSeconds"])
-def test_a_job_of_an_older_operator_counts_from_its_last_admission(kind: str) -> None:
-    """It does not fail at once with the upgrade."""
-    story = Story(TWO, **{kind: LIMIT})
-    story.plan(10, *story.pods(**PENDING))
-    status = story.job.status
-    admitted = [
-        c.model_copy(update={"last_transition_time": stamp(NOW + 5000)})
-        if c.type == "Admitted"
-        else c
-        for c in status.conditions
-    ]
-    older = status.model_copy(update={"active_since": None, "conditions": admitted})
-    story.job = with_status(story.job, older)
-    story.plan(5000 + LIMIT - 1, *story.pods(**PENDING))
-    assert (story.active_since, story.failure) == (5000, "")
-    story.plan(5000 + LIMIT, *story.pods(**PENDING))
-    assert story.failure.endswith("DeadlineExceeded")

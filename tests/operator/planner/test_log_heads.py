@@ -32,9 +32,7 @@ def told(records: int, digit: str = "a") -> Progress:
 
 
 def test_the_status_has_the_head_and_verify_reads_it() -> None:
-    progress = replace(
-        told(7), status=ProgressStatus(step=3, lastStepTime=stamp(NOW - 1)), alive_time=NOW
-    )
+    progress = replace(told(7), status=ProgressStatus(step=3, lastStepTime=stamp(NOW - 1)))
     situation = Situation(make_job(None), Observed(progress=progress), NOW, attempt=1)
     status = next_status(situation, RUN, num_requested=1)
     assert status.log_heads == [LogHead(records=7, sha256="a" * 64, time=stamp(NOW))]

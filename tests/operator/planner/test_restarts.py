@@ -32,12 +32,9 @@ from fluxtrain_operator.reports import Heard, ProcessRestart, Progress
 from fluxtrain_operator.resources import Slot, training_pod
 
 
-def restarted(number: int, older: bool = False) -> Progress:
+def restarted(number: int) -> Progress:
     """Return what rank 0 reports after ``number`` restarts of its processes."""
-    answer = progress(process_restarts=number)
-    phases = {} if older else {"step": 9.0}
-    status = answer.status.model_copy(update={"phase_seconds": phases})
-    return replace(answer, status=status)
+    return progress(process_restarts=number)
 
 
 def with_restarts(job: Job, **counts: Any) -> Job:
@@ -51,14 +48,6 @@ def test_restarts_of_processes_are_charged_once() -> None:
         assert charged_and_free(status) == (total, 0)
         assert causes(status) == {"ProcessFailed": total}
         job = with_status(job, status)
-
-
-def test_older_trainers_and_operators_charge_restarts_of_all_pods_only() -> None:
-    job = with_restarts(running(), process=9, gang=1)
-    status = plan_with(job, *make_pods(), progress=restarted(12, older=True)).status
-    assert charged_and_free(status) == (1, 0)
-    status = plan_with(with_status(job, status), *make_pods(), progress=restarted(13)).status
-    assert charged_and_free(status) == (2, 0)
 
 
 @pytest.mark.parametrize(("used", "phase"), [(8, "Restarting"), (9, "Restarting"), (10, "Failed")])
@@ -216,7 +205,7 @@ def test_each_attempt_counts_its_generations_anew() -> None:
         job = with_status(job, status)
 
 
-def test_restarts_before_an_upgrade_are_those_that_the_older_operator_counted() -> None:
+def test_generations_before_those_that_are_counted_are_not_charged() -> None:
     job = with_restarts(running(), process=3, charged=3, causes={FAILED: 3})
     for heard, charged in (
         (SILENCE, 3),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.operator.planner.pods import (
     NOW,
     created,
@@ -30,11 +28,8 @@ from tests.operator.planner.pods import (
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator import names
 from fluxtrain_operator.job import Job, Manifest, Revision
-from fluxtrain_operator.names import digest
-from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Plan, load, plan
 
-RECORDED = Path(__file__).parent / "recorded" / "without_revisions.yaml"
 TEMPLATE = {"podTemplate": {"metadata": {"annotations": {"restarted": "today"}}}}
 
 
@@ -183,47 +178,3 @@ def test_a_revision_is_believed_only_if_its_name_has_its_hash(part: str) -> None
         data = {**revision.data, part: changed}
         assert Revision.from_object("job", {**config_map, "data": data}) is None
     assert Revision.from_object("job", {"metadata": {"name": revision.name}}) is None
-
-
-def recorded() -> tuple[Job, Observed]:
-    """Return a job and its running pods as an operator without revisions created them."""
-    training, *objects = yaml.safe_load_all(RECORDED.read_text())
-    pods, applied = [], {}
-    for number, manifest in enumerate(objects):
-        metadata = manifest["metadata"]
-        if manifest["kind"] != "Pod":
-            notes = metadata["annotations"]
-            applied[manifest["kind"], metadata["name"]] = notes[names.ANNOTATION_APPLIED]
-            continue
-        main = manifest["spec"]["containers"][0]["name"]
-        state = {"running": {"startedAt": "2027-01-15T07:59:00Z"}}
-        containers = [{"name": main, "state": state}]
-        conditions = [{"type": "Ready", "status": "True"}]
-        metadata["uid"] = f"uid-{number}"
-        status = {"phase": "Running", "conditions": conditions, "containerStatuses": containers}
-        pods.append({**manifest, "status": status})
-    training["status"] = {"phase": "Running", "attempt": 1, "nodes": {"ready": 2, "desired": 2}}
-    return load(training, "trainer:1"), Observed.from_objects(pods, applied=applied)
-
-
-def test_a_job_of_the_operator_before_is_adopted_without_a_restart() -> None:
-    job, observed = recorded()
-    first = plan(job, observed, NOW)
-    assert (first.delete, first.status.attempt, num_gang_restarts(first.status)) == ((), 1, 0)
-    assert [m["kind"] for m in first.create] == ["ConfigMap"], "no pod, and no other object changes"
-    assert first.status.revision == first.create[0]["metadata"]["name"] == job.spec_revision.name
-    applied = {("ConfigMap", job.spec_revision.name): digest(job.spec_revision.name)}
-    observed = replace(observed, applied={**observed.applied, **applied})
-    again = plan(with_status(job, first.status), observed, NOW)
-    assert (again.delete, again.create, again.status.attempt) == ((), (), 1)
-
-
-def test_the_pods_of_the_operator_before_never_train_with_new_ones() -> None:
-    job, observed = recorded()
-    result = plan(job, replace(observed, pods=observed.pods[:1]), NOW)
-    assert (result.status.attempt, num_gang_restarts(result.status)) == (2, 0)
-    assert set(deleted(result)) == {"job-0", "job-rendezvous"}
-    kept = plan(with_status(job, result.status), observed, NOW)
-    assert "job-config" not in deleted(kept), "a pod may still be mounting it"
-    gone = plan(with_status(job, result.status), replace(observed, pods=()), NOW)
-    assert "job-config" in deleted(gone)

@@ -10,7 +10,13 @@ import pytest
 from tests.operator.planner import pods
 from tests.operator.planner.pods import NOW, make_job
 
-from fluxtrain.contract.resource.status import CheckpointStatus, Condition, ProgressStatus, Status
+from fluxtrain.contract.resource.status import (
+    CheckpointStatus,
+    Condition,
+    ProgressStatus,
+    Status,
+    TimeSpent,
+)
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.generate.crd import resource_schema
 from fluxtrain_operator.names import seconds, stamp
@@ -120,53 +126,22 @@ def suspension(status: Any, seconds: float) -> Condition:
     return Condition(type="Suspended", status=status, reason="Why", lastTransitionTime=since)
 
 
-def running_since(seconds: float, progress: ProgressStatus, **others: Any) -> Status:
-    facts = {"conditions": [suspension("False", seconds)], **others}
-    return Status(
-        phase="Running", attempt=1, startTime=stamp(NOW - seconds), progress=progress, **facts
-    )
-
-
-@pytest.mark.parametrize(
-    ("before", "goodput"),
-    [
-        (running_since(1000, trained(900)), 0.9),
-        (running_since(1000, trained(450, ago=500)), 0.45),
-        (running_since(1000, trained(540), suspendedSeconds=400), 0.9),
-        (
-            running_since(1000, trained(5900), trainSecondsBefore=5000),
-            0.9,
-        ),  # the output of an older job
-        (running_since(1000, trained(1001)), 1.0),  # times are whole seconds
-        (running_since(1000, ProgressStatus(lastStepTime=stamp(NOW))), None),
-        (running_since(0, trained(1)), None),
-    ],
-)
-def test_goodput_is_the_fraction_of_the_time_spent_on_steps(
-    before: Status, goodput: float | None
-) -> None:
-    assert next_status(make_situation(before), RUN, 2).goodput == goodput
-
-
-def test_time_after_the_last_step_counts_once_the_job_is_finished() -> None:
-    before = running_since(1000, trained(450, ago=500))
-    assert next_status(make_situation(before), Decision("complete", "Succeeded"), 0).goodput == 0.45
-
-
 def test_a_suspension_is_excluded_from_goodput() -> None:
-    paused = {"conditions": [suspension("True", 300)], "suspendedSeconds": 70}
-    before = running_since(1000, trained(567, ago=310), **paused)
+    before = Status(
+        phase="Running",
+        attempt=1,
+        startTime=stamp(NOW - 1000),
+        progress=trained(567, ago=310),
+        conditions=[suspension("True", 300)],
+        suspendedSeconds=70,
+        timeSpent=TimeSpent(until=stamp(NOW - 300), step=567, other=63),
+    )
     still = next_status(make_situation(before), Decision("suspend", "Suspended"), 0)
     assert (still.suspended_seconds, still.goodput) == (70, 0.9)
     resumed = next_status(make_situation(before), Decision("restart", "Resumed"), 2)
     assert (resumed.suspended_seconds, resumed.goodput) == (370, 0.9)
     again = next_status(make_situation(resumed), RUN, 2)
     assert (again.suspended_seconds, again.goodput) == (370, 0.9), "no step since: nothing new"
-
-
-def test_a_resumed_job_has_a_goodput_with_its_first_step() -> None:
-    before = running_since(1000, trained(600, firstStepTime=stamp(NOW)), suspendedSeconds=250)
-    assert next_status(make_situation(before), RUN, 2).goodput == 0.8
 
 
 def test_earlier_training_time_of_the_output_is_recorded_once() -> None:

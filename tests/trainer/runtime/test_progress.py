@@ -106,9 +106,7 @@ def test_the_same_phase_again_is_progress_in_it() -> None:
     ("name", "phase"),
     [
         *((phase, phase) for phase in get_args(Phase)),
-        ("loading", "load"),
-        ("running", "step"),
-        ("complete", "finish"),
+        ("running", None),
         ("walking", None),
         ("", None),
         (None, None),
@@ -116,7 +114,7 @@ def test_the_same_phase_again_is_progress_in_it() -> None:
         ([], None),
     ],
 )
-def test_old_names_of_phases_are_understood(name: object, phase: Phase | None) -> None:
+def test_a_phase_is_known_by_its_name_only(name: object, phase: Phase | None) -> None:
     assert phase_of(name) == phase
 
 

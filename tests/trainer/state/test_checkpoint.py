@@ -206,25 +206,6 @@ def test_a_checkpoint_of_a_version_without_a_field_had_its_default(tmp_path: Pat
     assert refused.value.path == "spec.run.flow.prompt_dropout"
 
 
-def test_the_latents_count_where_an_earlier_version_had_another_side_of_images(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path, 1)
-    path = tmp_path / "step_0000000001" / "config.json"
-    saved = json.loads(path.read_text())
-    saved["data"]["image_size"] = 256
-    path.write_text(json.dumps(saved))
-    (path.parent / "DONE").write_text("")
-    run_state.check_same_run(resolve({"preset": "micro"}), path.parent)
-    with pytest.raises(ConfigError) as refused:
-        run_state.check_same_run(
-            resolve({"preset": "micro", "data": {"latent_size": 8}}), path.parent
-        )
-    assert "data.image_size: got 64; the checkpoint step_0000000001 was trained with 32" in str(
-        refused.value
-    )
-
-
 def test_the_resolved_config_is_saved(tmp_path: Path) -> None:
     config = make_config()
     save(tmp_path, 1, config=config)

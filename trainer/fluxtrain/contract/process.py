@@ -261,17 +261,6 @@ STRAGGLER_TEXTS: dict[Cause, str] = {
 }
 """What a rank does, to be formatted with "N times as long"."""
 
-_OLD_NAMES: dict[str, Phase] = {
-    "loading": LOAD,
-    "running": STEP,
-    "evaluating": EVALUATE,
-    "saving": SAVE,
-    "sampling": SAMPLE,
-    "finishing": FINISH,
-    "complete": FINISH,
-}
-"""Names in the first trainers of 0.1.0, which run on while the operator is upgraded."""
-
 PHASE_SECONDS: dict[Phase, float] = {
     IMPORT: 1200.0,  # joining the process group fails by itself after ten minutes
     LOAD: 1800.0,  # between two tensors, on storage that is slow to answer
@@ -287,10 +276,8 @@ _STEPS, _MIN_STEP_SECONDS, _MAX_STEP_SECONDS = 10.0, 60.0, 3600.0
 
 
 def phase_of(name: object) -> Phase | None:
-    """Return the phase with ``name``, which may be an old one; None if it is no phase."""
-    if name in get_args(Phase):
-        return cast(Phase, name)
-    return _OLD_NAMES.get(name) if isinstance(name, str) else None
+    """Return the phase with ``name``; None if it is no phase."""
+    return cast(Phase, name) if name in get_args(Phase) else None
 
 
 def stall_seconds(phase: Phase, step_seconds: float | None) -> float:

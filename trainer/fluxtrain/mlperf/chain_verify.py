@@ -242,10 +242,7 @@ class Head:
 
 
 def read_heads(job: Mapping[str, Any]) -> list[Head]:
-    """Return the heads in the status of ``job``, a FluxTraining; raise ConfigError if it has none.
-
-    An operator or a trainer of an older version writes none.
-    """
+    """Return the heads in the status of ``job``, a FluxTraining; raise ConfigError if it has none."""
     status = job.get("status")
     entries = status.get("logHeads") if isinstance(status, Mapping) else None
     heads = [_head(entry) for entry in entries] if isinstance(entries, list) else []

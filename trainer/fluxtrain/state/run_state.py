@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.run.config import IMMUTABLE_PATHS, RANDOM_SEED, RunConfig, value_at
-from fluxtrain.contract.run.data import LATENT, with_both
 from fluxtrain.contract.run.optim import ScheduleConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import ConfigError, DataError, FencedError, StorageError, in_yaml_words
@@ -177,13 +176,10 @@ def _run_state(values: dict[str, Any], path: Path) -> RunState:
 def check_same_run(config: RunConfig, checkpoint: Path) -> None:
     """Raise ConfigError if ``config`` and ``checkpoint`` are of different runs.
 
-    A field that the checkpoint's version did not have yet had its default. In earlier versions the side of
-    the images could differ from that of the latents, which was the one that counted.
+    A field that the checkpoint's version did not have yet had its default.
     """
     defaults = resolve({"preset": config.preset}).model_dump(mode="json")
     saved, current = merge(defaults, read_config(checkpoint)), config.model_dump(mode="json")
-    latent = {LATENT: value_at(saved, f"data.{LATENT}")}
-    saved = merge(saved, {"data": with_both(latent)})
     for path in IMMUTABLE_PATHS:
         before, now = value_at(saved, path), value_at(current, path)
         if before != now and (path, now) != ("seed", RANDOM_SEED):  # the trainer takes the run's

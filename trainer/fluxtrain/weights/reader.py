@@ -500,7 +500,7 @@ def settle_base(config: RunConfig, paths: RunPaths, world: World, is_new: bool) 
 def require_same_base(config: RunConfig, models_root: Path, output: Path) -> None:
     """Raise ConfigError if the run in ``output`` began with other weights, of the model or of CLIP.
 
-    DataError if what it keeps of them is damaged. An earlier version kept nothing of CLIP, or of both.
+    DataError if what it keeps of them is damaged.
     """
     path = output / FILE
     if config.adapter is None or not path.exists():

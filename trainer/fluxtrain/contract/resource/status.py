@@ -82,7 +82,7 @@ class Restarts(StatusModel):
     """Pods replaced."""
     gang: ApiCount = 0
     """Restarts of all pods from the last complete checkpoint, after errors of the program."""
-    charged: ApiCount | None = None
+    charged: ApiCount = 0
     """Restarts after errors of the program, of its processes, a pod or all pods: at most ``maxRestarts``."""
     free: ApiCount = 0
     """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
@@ -194,7 +194,7 @@ class TimeSpent(StatusModel):
     stalled: float = 0.0
     """Without progress, before the job was restarted for it."""
     other: float = 0.0
-    """Writing the last files; what older trainers do not report."""
+    """Writing the last files."""
 
 
 class CheckpointStatus(StatusModel):
