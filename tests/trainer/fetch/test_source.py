@@ -111,7 +111,9 @@ def test_what_the_hub_hashes_is_verified(server: FileServer, tmp_path: Path, nam
     (tmp_path / f"{name}.partial").write_bytes(b"x" * 500)
     assert fetched(source, tmp_path)[name] == bytes(1000)  # begun anew
     server.files[at] = b"y" * 1000
-    with pytest.raises(DownloadError, match=r"images: hf://datasets/owner/name: .*its hash is"):
+    with pytest.raises(
+        DownloadError, match=r"images: hf://datasets/owner/name: .*its (SHA256|hash) is"
+    ):
         fetched(source, tmp_path / "other")
 
 
@@ -194,3 +196,21 @@ def test_credentials_are_sent_and_never_written(
     assert "p.tar?***" in said
     assert "secret" not in said
     assert "name=value" not in said
+
+
+def test_links_in_the_folder_lead_to_no_file_outside_of_it(
+    server: FileServer, tmp_path: Path
+) -> None:
+    fill(server, "bucket/p")
+    source = list_source(FIELD, "s3://bucket/p", wanted, PATIENCE)
+    outside, folder = tmp_path / "outside", tmp_path / "set"
+    for path in (outside, folder):
+        path.mkdir()
+    (outside / "mine").write_bytes(b"mine")
+    (folder / "a.png.partial").symlink_to(outside / "mine")
+    assert fetched(source, folder)["a.png"] == FILES["a.png"]
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "below").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"below/b\..*: leads out of .* by a link; remove it"):
+        fetched(source, tmp_path / "other")
+    assert [path.read_bytes() for path in outside.iterdir()] == [b"mine"]

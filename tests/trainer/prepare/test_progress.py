@@ -8,17 +8,19 @@ from types import SimpleNamespace
 import pytest
 
 from fluxtrain.runtime import progress_bar as progress
-from fluxtrain.runtime.progress_bar import progress_bar
+from fluxtrain.runtime.progress_bar import ProgressBar
 
 
 def test_without_a_terminal_a_line_is_logged_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = iter([0.0, 1.0, 11.0, 11.0, 12.0])
+    times = iter([0.0, 1.0, 12.0, 12.5, 13.0])
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
     stream, reported = io.StringIO(), list[tuple[int, int]]()
-    with progress_bar("clean", 2000, stream, lambda *counts: reported.append(counts)) as advance:
+    with ProgressBar(
+        "clean", 2000, stream, on_progress=lambda *counts: reported.append(counts)
+    ) as bar:
         for _ in range(3):
-            advance(500)
-    assert stream.getvalue() == "clean: 1,000 of 2,000\n"
+            bar.advance(500)
+    assert stream.getvalue() == "clean 1,000/2,000  80.0/s  12 s left\n"
     assert reported == [(500, 2000), (1000, 2000), (1500, 2000)]

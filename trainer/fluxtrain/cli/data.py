@@ -205,17 +205,16 @@ def _root(arguments: argparse.Namespace) -> Path:
 
 
 def _check(config: RunConfig, root: Path, is_shown: bool) -> PictureCheck:
-    from tqdm import tqdm
-
     from fluxtrain.picture_cache.check import check_run, run_pictures
+    from fluxtrain.runtime.progress_bar import ProgressBar
 
     with TemporaryDirectory() as output:
         paths = RunPaths(Path(output), root, root)
         with (
             run_pictures(config, paths, is_shown) as (pictures, skipped, left_out),
-            tqdm(total=len(pictures), unit="picture", disable=not is_shown) as bar,
+            ProgressBar("check", len(pictures), is_shown=is_shown) as bar,
         ):
-            return check_run(config, pictures, skipped, left_out, bar.update)
+            return check_run(config, pictures, skipped, left_out, lambda: bar.advance(1))
 
 
 def _draw(file: Path, found: PictureCheck, is_default: bool) -> ContactSheet | None:
@@ -269,10 +268,9 @@ def pack_data(arguments: argparse.Namespace) -> int:
     """Write the shards and print what they hold."""
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
-    from tqdm import tqdm
-
     from fluxtrain.picture_cache.check import run_pictures
     from fluxtrain.picture_cache.pack import pack, require_packable
+    from fluxtrain.runtime.progress_bar import ProgressBar
 
     run = run_of_source(arguments.source, arguments.data)
     config = resolve(merge(run, parse_overrides(arguments.overrides)))
@@ -281,10 +279,10 @@ def pack_data(arguments: argparse.Namespace) -> int:
         paths = RunPaths(Path(output), arguments.data, arguments.data)
         with (
             run_pictures(config, paths, shown) as (pictures, skipped, left_out),
-            tqdm(total=len(pictures), unit="picture", disable=not shown) as bar,
+            ProgressBar("pack", len(pictures), is_shown=shown) as bar,
         ):
             require_packable(pictures, arguments.source)
-            packed = pack(pictures, arguments.output, arguments.shard_size, bar.update)
+            packed = pack(pictures, arguments.output, arguments.shard_size, lambda: bar.advance(1))
     for name, reason in (skipped | packed.left_out | left_out).items():
         print(one_line(f"left out {name}: {reason}"), file=sys.stderr)
     print(f"{arguments.output}: {packed.pictures} pictures in {packed.shards} shards")
@@ -482,18 +480,17 @@ def convert_data(arguments: argparse.Namespace) -> int:
     """Convert, verify and print the number of samples."""
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
-    from tqdm import tqdm
-
     from fluxtrain.data.formats.convert import convert
+    from fluxtrain.runtime.progress_bar import ProgressBar
 
-    with tqdm(unit="sample", desc="write and compare", disable=not sys.stderr.isatty()) as bar:
+    with ProgressBar("write and compare", is_shown=sys.stderr.isatty()) as bar:
         count = convert(
             arguments.source,
             arguments.target,
             arguments.to,
             arguments.layout,
             arguments.shard_size,
-            lambda done: (bar.update(done), None)[1],
+            bar.advance,
         )
     print(f"{arguments.target}: {count:,} samples as {arguments.to}, each compared after writing")
     return EXIT_OK

@@ -47,10 +47,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write and verify the weights, and print their number and size."""
-    from tqdm import tqdm
-
     from fluxtrain.adapter.merge import MergedWeights, left_out
     from fluxtrain.adapter.opening import open_adapter, open_model
+    from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
 
     if arguments.to not in LAYOUTS:
@@ -64,9 +63,9 @@ def export(arguments: argparse.Namespace) -> int:
         weights = MergedWeights(weights, added)
     if text := left_out(weights):
         print(text)
-    with tqdm(desc=str(arguments.output), unit="B", unit_scale=True, mininterval=1) as bar:
+    with ProgressBar(str(arguments.output), unit="B") as bar:
         written = write_weights(
-            weights, arguments.output, arguments.to, dtype, report_bytes=bar.update
+            weights, arguments.output, arguments.to, dtype, report_bytes=bar.advance
         )
     num = written // dtype.itemsize
     print(f"{arguments.output}: {num:,} parameters, {written:,} bytes, read again and compared")
@@ -169,15 +168,14 @@ def _resize(arguments: argparse.Namespace) -> int:
 
 def _extract(arguments: argparse.Namespace) -> int:
     """Write the difference of two models as a LoRA."""
-    from tqdm import tqdm
-
     from fluxtrain.adapter.merge import extract
+    from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights import open_weights
 
     _check_target(arguments)
     base, tuned = open_weights(arguments.base), open_weights(arguments.tuned)
-    with tqdm(total=len(base.shapes), desc="extract", unit="tensor", mininterval=1) as bar:
-        found = extract(base, tuned, arguments.rank, bar.update)
+    with ProgressBar("extract", len(base.shapes)) as bar:
+        found = extract(base, tuned, arguments.rank, lambda: bar.advance(1))
     print(f"rank {arguments.rank} keeps {found.kept:.2%} of the squared differences")
     if found.left_out:
         is_one = found.left_out == 1
@@ -188,9 +186,8 @@ def _extract(arguments: argparse.Namespace) -> int:
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Write a model's weights plus adapters, and verify what was written."""
-    from tqdm import tqdm
-
     from fluxtrain.adapter.merge import MergedWeights, left_out
+    from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights import LAYOUTS, open_weights, write_weights
     from fluxtrain.weights.writer import DTYPES
 
@@ -204,8 +201,8 @@ def _merge(arguments: argparse.Namespace) -> int:
     if text := left_out(weights):
         print(text)
     dtype, output = DTYPES[arguments.dtype], arguments.output
-    with tqdm(desc=str(output), unit="B", unit_scale=True, mininterval=1) as bar:
-        written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.update)
+    with ProgressBar(str(output), unit="B") as bar:
+        written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.advance)
     print(f"{output}: {written // dtype.itemsize:,} parameters, {written:,} bytes")
     return EXIT_OK
 

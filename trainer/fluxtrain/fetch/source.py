@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
@@ -15,8 +16,15 @@ from typing import IO, Any, TypeVar
 
 from fluxtrain.contract.run.data import DownloadConfig
 from fluxtrain.errors import ConfigError, redacted
-from fluxtrain.fetch.http import CannotResumeError, DownloadError, HttpClient, RetryableError
+from fluxtrain.fetch.http import (
+    ByteStream,
+    CannotResumeError,
+    DownloadError,
+    HttpClient,
+    RetryableError,
+)
 from fluxtrain.fetch.stores import (
+    UNKNOWN,
     ChangedError,
     ChosenFiles,
     HttpStore,
@@ -210,7 +218,8 @@ def _fetch_one(
     store: Store, file: RemoteFile, folder: Path, patience: Patience, advance: Advance
 ) -> None:
     try:
-        fetch(store, file, folder, patience, advance)
+        # one time of modification on all nodes: pictures are known by it
+        fetch(store.open, file, folder, patience, advance, modified=0)
     except (ChangedError, RefusedError) as error:
         raise type(error)(f"{file.name}: {error}") from None
 
@@ -224,9 +233,14 @@ def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: No
 
 
 PARTIAL = ".partial"
+MAX_FILE_BYTES = 1 << 42
+_MAX_RESTARTS = 2
+"""Times that a partial file may be discarded."""
 _MIN_GAIN_BYTES = 1 << 20
 """A failed attempt that added this much resets the count of attempts: large files take many."""
 _READ_BYTES = 1 << 20
+OpenFile = Callable[[RemoteFile, int], AbstractContextManager[ByteStream]]
+"""Opens a file of a store at an offset, as `Store.open` does."""
 Result = TypeVar("Result")
 
 
@@ -267,24 +281,28 @@ class Patience:
 
 
 def fetch(
-    store: Store,
+    open_file: OpenFile,
     file: RemoteFile,
     folder: Path,
     patience: Patience,
     advance: Callable[[int], object],
+    modified: int | None = None,
 ) -> None:
     """Fetch ``file`` into ``folder`` unless it is there; ``advance`` gets the number of bytes received.
 
     A partial file of an earlier process is continued: the caller names folders by the version of their files.
-    Raises RefusedError, ChangedError or ExhaustedError.
+    No link that somebody left in ``folder`` leads out of it. ``modified`` is the file's time of modification,
+    in nanoseconds. Raises RefusedError, ChangedError or ExhaustedError.
     """
     target = folder / file.name
     if target.is_file() and file.size == target.stat().st_size:
         advance(file.size)
         return
+    if not target.parent.resolve().is_relative_to(folder.resolve()):
+        raise RefusedError(f"{target.parent}: leads out of {folder} by a link; remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}{PARTIAL}")
-    attempt = largest = received = 0
+    attempt = largest = received = restarts = 0
 
     def count(size: int) -> None:
         nonlocal received
@@ -293,25 +311,34 @@ def fetch(
 
     while True:
         try:
-            with partial.open("a+b") as opened:
-                _continue(store, file, opened, patience, count)
+            with open(partial, "a+b", opener=_own_file) as opened:
+                _continue(open_file, file, opened, patience, count)
             break
         except RetryableError as error:
             message, size = str(error), partial.stat().st_size
             count(-received)
             if isinstance(error, CannotResumeError):
                 partial.unlink()
+                restarts += 1
             attempt = 1 if size - largest >= _MIN_GAIN_BYTES else attempt + 1
             largest = max(largest, size)
-        if attempt >= patience.attempts:
+        if attempt >= patience.attempts or restarts > _MAX_RESTARTS:
             raise ExhaustedError(f"{file.name}: {message}; tried {attempt} times")
         patience.wait(attempt)
-    os.utime(partial, ns=(0, 0))  # equal on all nodes: pictures are known by it
+    if modified is not None:
+        os.utime(partial, ns=(modified, modified))
     partial.replace(target)
 
 
+def _own_file(path: str, flags: int) -> int:
+    """Open ``path``; a link that somebody left there is removed, not followed."""
+    if os.path.islink(path):
+        os.unlink(path)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def _continue(
-    store: Store,
+    open_file: OpenFile,
     file: RemoteFile,
     opened: IO[bytes],
     patience: Patience,
@@ -319,37 +346,44 @@ def _continue(
 ) -> None:
     """Append the missing bytes to ``opened``, and compare size and hash."""
     size = opened.seek(0, os.SEEK_END)
-    if size > file.size:
+    if size > file.size != UNKNOWN:
         raise CannotResumeError("the partial file is larger than the whole")
     advance(size)
-    if size < file.size:
-        with store.open(file, size) as stream:
+    hasher = _hasher(file)
+    opened.seek(0)
+    while hasher is not None and (block := opened.read(_READ_BYTES)):
+        hasher.update(block)
+    kind, _, expected = file.digest.partition(":")
+    is_whole = size > 0 and hasher is not None and hasher.hexdigest() == expected
+    if not is_whole and size != file.size:
+        with open_file(file, size) as stream:
             if stream.start != size:
                 opened.truncate(0)
                 advance(-size)
-                size = 0
+                size, hasher = 0, _hasher(file)
+            total = stream.total if file.size == UNKNOWN else file.size
+            limit = MAX_FILE_BYTES if total is None else total
             for block in stream.blocks(patience.timeout, patience.min_rate):
                 patience.check()
                 size += len(block)
-                if size > file.size:
-                    raise CannotResumeError(f"more than {file.size} bytes were sent")
+                if size > limit:
+                    raise CannotResumeError(f"more than {limit} bytes were sent")
                 opened.write(block)
+                if hasher is not None:
+                    hasher.update(block)
                 advance(len(block))
-        if size != file.size:
-            raise RetryableError(f"truncated: {size} of {file.size} bytes")
+        if total is not None and size != total:
+            raise RetryableError(f"truncated: {size} of {total} bytes")
     opened.flush()
     os.fsync(opened.fileno())
-    if file.digest and (found := _digest(opened, size, file.digest)) != file.digest:
-        raise CannotResumeError(f"its hash is {found}, not {file.digest}")
+    if hasher is not None and (digest := hasher.hexdigest()) != expected:
+        name = "hash" if kind == "git" else kind.upper()
+        raise CannotResumeError(f"its {name} is {digest}, not {expected}")
 
 
-def _digest(opened: IO[bytes], size: int, expected: str) -> str:
-    """Return the hash of all of ``opened``, of the kind of ``expected``."""
-    kind = expected.partition(":")[0]
-    hasher: Any = hashlib.sha256() if kind == "sha256" else hashlib.sha1(usedforsecurity=False)
+def _hasher(file: RemoteFile) -> Any:
+    """Return the hash of no bytes of ``file``, of the kind of its digest; None if it has none."""
+    kind = file.digest.partition(":")[0]
     if kind == "git":  # the hash of a blob covers a header
-        hasher.update(b"blob %d\0" % size)
-    opened.seek(0)
-    while block := opened.read(_READ_BYTES):
-        hasher.update(block)
-    return f"{kind}:{hasher.hexdigest()}"
+        return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+    return hashlib.new(kind, usedforsecurity=False) if kind else None

@@ -26,6 +26,9 @@ class ChangedError(Exception):
     """The file is another one than that which was listed."""
 
 
+UNKNOWN = -1
+
+
 @dataclass(frozen=True)
 class RemoteFile:
     """One file of a store."""
@@ -33,11 +36,11 @@ class RemoteFile:
     name: str
     """Path below the source, with slashes."""
     size: int
-    """Bytes."""
+    """Bytes; UNKNOWN if only the response to a request tells it."""
     version: str = ""
     """ETag, hash or time of modification; "" if the store tells none."""
     digest: str = ""
-    """``sha256:`` or ``git:`` and hexadecimal digits, if the store tells a hash of the content."""
+    """A hash of the content, if it is known: ``git:``, or hashlib's name of it, and hexadecimal digits."""
 
 
 class Store(Protocol):

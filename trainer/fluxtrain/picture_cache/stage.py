@@ -28,8 +28,9 @@ from fluxtrain.picture_cache.fetching import (
     pinned_sources,
 )
 from fluxtrain.picture_cache.streaming import Streaming
-from fluxtrain.picture_cache.work import CachedPictures, CachingConsole, find_work, open_cache
+from fluxtrain.picture_cache.work import CachedPictures, encoding_bar, find_work, open_cache
 from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.progress_bar import ProgressBar
 from fluxtrain.state.run_state import latest
 
 _POLL_SECONDS = 0.2
@@ -65,7 +66,7 @@ def cache_pictures(
     with fetched_pictures(config.data, paths, world, check) as fetched:
         places = _streamed(config, paths, world, fetched, check) if fetched else {}
         work = world.from_main(lambda: find_work(config, paths, is_new, places))
-        with CachingConsole(world.is_main, work) as console:
+        with encoding_bar(world.is_main, work) as console:
             stage = _Stage(config, paths, world, stop, alive, work, console)
             stage.encode_pictures(work.missing_pictures[world.rank :: world.size])
             stage.encode_texts(work.missing_texts[world.rank :: world.size])
@@ -96,7 +97,7 @@ class _Stage:
     stop: StopRequest
     alive: Alive
     work: CachedPictures
-    console: CachingConsole
+    console: ProgressBar
 
     def encode_pictures(self, pictures: Sequence[TrainingPicture]) -> None:
         """Encode ``pictures``."""
@@ -144,7 +145,7 @@ class _Stage:
     def _report(self, count: int | None = None) -> None:
         self.alive()
         if self.console.is_due:
-            self.console.advance(self._count() if count is None else count)
+            self.console.advance((self._count() if count is None else count) - self.console.done)
 
     def _count(self) -> int:
         """Return how much of the work is done, by any rank."""

@@ -39,10 +39,10 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.encoder import PictureEncoder
 from fluxtrain.picture_cache.fetching import (
     Check,
-    FetchConsole,
     Fetched,
     bytes_needed,
     entry_key,
+    fetch_bar,
     fill_folder,
     kind_of,
     local_folder,
@@ -110,7 +110,7 @@ class Streaming:
         if not own:
             return
         encoder = PictureEncoder(self.config, self.paths, self.world, self.cache)
-        with FetchConsole(self.world.is_main, *_summary(own, parts)) as console:
+        with fetch_bar(self.world.is_main, *_summary(own, parts)) as console:
 
             def shown() -> None:
                 self.check()

@@ -51,7 +51,7 @@ from fluxtrain.prepare.work import (
     write_json,
 )
 from fluxtrain.runtime.files import atomic_write, read_bytes
-from fluxtrain.runtime.progress_bar import Advance, OnProgress, progress_bar
+from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
 
 # Cleans one raw CC12M tar into a tar of the same name, and records which samples were dropped.
 #
@@ -510,7 +510,7 @@ def prepare_cc12m(
     num_workers: int | None = None,
     force: bool = False,
     stream: TextIO = sys.stderr,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Make ``output`` from the tars in ``source``, resuming an unfinished one; return the report.
 
@@ -526,10 +526,10 @@ def prepare_cc12m(
             clean = partial(clean_tar, source=source, staging=staging)
             total = num_samples or len(names)
             with (
-                progress_bar("clean", total, stream, on_progress) as advance,
+                ProgressBar("clean", total, stream, on_progress=on_progress) as bar,
                 closing(map_in_order(clean, names, num_workers or available_cores())) as tars,
             ):
-                selections = list(_select(tars, num_samples, problematic, advance))
+                selections = list(_select(tars, num_samples, problematic, bar.advance))
             _require_enough(staging, selections, num_samples)
             report = {"settings": settings, **_assemble(staging, selections, problematic)}
             staging.finish(report)

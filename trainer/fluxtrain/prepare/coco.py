@@ -46,7 +46,7 @@ from fluxtrain.prepare.work import (
 )
 from fluxtrain.runtime.draws import NUM_TIMESTEPS
 from fluxtrain.runtime.files import atomic_write
-from fluxtrain.runtime.progress_bar import Advance, OnProgress, progress_bar
+from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
 
 IMAGES, ANNOTATIONS = "val2014.zip", "annotations_trainval2014.zip"
 SHA1: Mapping[str, str] = {
@@ -221,7 +221,7 @@ def prepare_coco(
     force: bool = False,
     shard_size: int = SHARD_SIZE,
     stream: TextIO = sys.stderr,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
 ) -> dict[str, Any]:
     """Make ``output`` from the folder ``images``, resuming an unfinished one; return the report.
 
@@ -238,8 +238,10 @@ def prepare_coco(
         with open_staging_dir(output, settings, force) as staging:
             starts = range(0, len(rows), shard_size)
             shards = [Shard(i, rows[at : at + shard_size]) for i, at in enumerate(starts)]
-            with progress_bar("resize", len(rows), stream, on_progress) as advance:
-                _write_shards(images, shards, staging, num_workers or available_cores(), advance)
+            with ProgressBar("resize", len(rows), stream, on_progress=on_progress) as bar:
+                _write_shards(
+                    images, shards, staging, num_workers or available_cores(), bar.advance
+                )
             with atomic_write(staging.path / TSV) as partial:
                 partial.write_text(table, encoding="utf-8")
             report = {"settings": settings, "samples": len(rows)}

@@ -8,7 +8,6 @@ OUTPUT/.verified               which files were verified, so that they are not r
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,25 +17,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PurePosixPath
-from threading import Event, Lock
-from typing import IO, Any, TextIO
+from threading import Event
+from typing import TextIO
 from urllib.parse import quote, urlsplit
-
-from tqdm import tqdm
 
 from fluxtrain.data.formats.tar import quoted
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.fetch.http import (
-    MAX_SMALL_BYTES,
-    CannotResumeError,
-    DownloadError,
-    HttpClient,
-    RetryableError,
-    is_url,
-)
+from fluxtrain.fetch.http import MAX_SMALL_BYTES, DownloadError, HttpClient, is_url
+from fluxtrain.fetch.source import PARTIAL, ExhaustedError, Patience
+from fluxtrain.fetch.source import fetch as fetch_file
+from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile
 from fluxtrain.prepare.work import storage_errors
 from fluxtrain.runtime.files import exclusive_lock
-from fluxtrain.runtime.progress_bar import Advance
+from fluxtrain.runtime.progress_bar import Advance, ProgressBar
 
 _MAX_FAILURES_SHOWN = 10
 
@@ -81,7 +74,13 @@ def _fetch_all(
     """Download ``entries``, add them to ``verified``, and return the error messages of those that failed."""
     failures, stop = list[str](), Event()
     pool = ThreadPoolExecutor(connections)
-    with _bytes_bar(stream, stop) as advance:
+    with ProgressBar("download", stream=stream, unit="B") as bar:
+
+        def advance(count: int) -> None:
+            if stop.is_set():
+                raise _StoppedError
+            bar.advance(count)
+
         try:
             futures = {
                 pool.submit(fetch, entry, output, client, advance): entry for entry in entries
@@ -128,52 +127,12 @@ class _VerifiedFiles:
         return f"{entry.digest} {status.st_size} {status.st_mtime_ns} {entry.path}"
 
 
-@contextmanager
-def _bytes_bar(stream: TextIO, stop: Event) -> Iterator[Advance]:
-    """Yield a function that threads call with the number of bytes received; it advances a bar on a terminal.
-
-    Once ``stop`` is set it raises in the calling thread.
-    """
-    lock = Lock()
-    with tqdm(
-        desc="download",
-        unit="B",
-        unit_scale=True,
-        file=stream,
-        leave=False,
-        disable=not stream.isatty(),
-    ) as bar:
-
-        def advance(count: int) -> None:
-            if stop.is_set():
-                raise _StoppedError
-            with lock:
-                bar.update(count)
-
-        yield advance
-
-
 def _failure_message(failures: list[str], total: int) -> str:
     lines = [f"{len(failures)} of {total} files could not be downloaded; the same command retries"]
     lines += sorted(failures)[:_MAX_FAILURES_SHOWN]
     if len(failures) > _MAX_FAILURES_SHOWN:
         lines.append(f"... and {len(failures) - _MAX_FAILURES_SHOWN} more")
     return "\n".join(lines)
-
-
-# Downloads one file: it grows as ``NAME.partial``, resumes, and is renamed when its checksum
-# matches.
-
-
-MAX_FILE_BYTES = 1 << 42
-_MIN_GAIN_BYTES = 1 << 20
-"""A failed attempt that added this much resets the count of attempts: large files take many."""
-_MAX_RESTARTS = 2
-"""Times that a partial file may be discarded."""
-
-
-class ChecksumError(RetryableError):
-    """The file is complete and its checksum is wrong."""
 
 
 def fetch(
@@ -184,82 +143,19 @@ def fetch(
     ``advance`` gets the number of bytes received. Raises DownloadError if it cannot be downloaded.
     """
     target = folder / entry.path
-    if target.is_file() and digest_of(target, entry.algorithm) == entry.digest:
-        return target
-    if not target.parent.resolve().is_relative_to(folder.resolve()):
-        raise DownloadError(f"{target.parent}: leads out of {folder} by a link; remove it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = target.with_name(f"{target.name}{PARTIAL}")
-    _download(entry, partial_file, client, advance)
-    partial_file.replace(target)
+    hasher = partial(hashlib.new, entry.algorithm, usedforsecurity=False)  # against accidents only
+    if target.is_file():
+        with target.open("rb") as content:
+            if hashlib.file_digest(content, hasher).hexdigest() == entry.digest:
+                return target
+    file = RemoteFile(entry.path, UNKNOWN, "", f"{entry.algorithm}:{entry.digest}")
+    patience = Patience(client.attempts, client.backoff, client.timeout, client.min_rate)
+    try:
+        fetch_file(lambda _, at: client.open(entry.url, at), file, folder, patience, advance)
+    except (ExhaustedError, RefusedError) as error:
+        text = str(error).removeprefix(f"{entry.path}: ")
+        raise DownloadError(f"{entry.url}: {text}") from None
     return target
-
-
-def digest_of(path: Path, algorithm: str) -> str:
-    """Return the checksum of the file ``path``, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, _hasher(algorithm)).hexdigest()
-
-
-def _hasher(algorithm: str) -> Callable[[], Any]:
-    return partial(hashlib.new, algorithm, usedforsecurity=False)  # against accidents only
-
-
-def _download(entry: Entry, path: Path, client: HttpClient, advance: Advance) -> None:
-    """Download to ``path``, with retries; DownloadError after too many."""
-    attempt = restarts = max_size = 0
-    while True:
-        try:
-            with open(path, "a+b", opener=_own_file) as file:
-                _resume(entry, file, client, advance)
-            return
-        except (CannotResumeError, ChecksumError) as error:
-            message = str(error)
-            path.unlink()
-            restarts, attempt = restarts + 1, attempt + 1
-        except RetryableError as error:
-            message, size = str(error), path.stat().st_size
-            attempt = 1 if size - max_size >= _MIN_GAIN_BYTES else attempt + 1
-            max_size = max(max_size, size)
-        if attempt >= client.attempts or restarts > _MAX_RESTARTS:
-            raise DownloadError(f"{entry.url}: {message}; tried {attempt} times")
-        client.wait_before_retry(attempt)
-
-
-def _own_file(path: str, flags: int) -> int:
-    """Open ``path``; a link that somebody left there is removed, not followed."""
-    if os.path.islink(path):
-        os.unlink(path)
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
-
-
-def _resume(entry: Entry, file: IO[bytes], client: HttpClient, advance: Advance) -> None:
-    """Append the missing bytes to ``file``, check its checksum, and flush it to the disk."""
-    file.seek(0)
-    content: Any = file  # a BufferedRandom, which typeshed's protocol and IO[bytes] disagree on
-    digest = hashlib.file_digest(content, _hasher(entry.algorithm))
-    size = file.tell()
-    if size and digest.hexdigest() == entry.digest:
-        return
-    with client.open(entry.url, size) as stream:
-        if stream.start != size:
-            file.truncate(0)
-            size, digest = 0, _hasher(entry.algorithm)()
-        limit = MAX_FILE_BYTES if stream.total is None else stream.total
-        for block in stream.blocks(client.timeout, client.min_rate):
-            size += len(block)
-            if size > limit:
-                raise RetryableError(f"more than {limit} bytes were sent")
-            file.write(block)
-            digest.update(block)
-            advance(len(block))
-    stream.require_total(size)
-    if digest.hexdigest() != entry.digest:
-        raise ChecksumError(
-            f"its {entry.algorithm.upper()} is {digest.hexdigest()}, not {entry.digest}"
-        )
-    file.flush()
-    os.fsync(file.fileno())
 
 
 # Lists and downloads the files of a data set on the Hugging Face Hub, with its own client.
@@ -353,7 +249,7 @@ def _one_line(error: Exception) -> str:
 
 
 MAX_ENTRIES = 1_000_000
-PARTIAL, VERIFIED = ".partial", ".verified"
+VERIFIED = ".verified"
 _MAX_PATH = 1024
 _LINE = re.compile(r"([0-9a-fA-F]{32})\s+\*?(?:\./)?(\S.*)")
 _FLAG = "--manifest"

@@ -40,7 +40,7 @@ from fluxtrain.errors import DataError
 from fluxtrain.prepare.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
 from fluxtrain.runtime.draws import NUM_TIMESTEPS
 from fluxtrain.runtime.files import atomic_write
-from fluxtrain.runtime.progress_bar import Advance, progress_bar
+from fluxtrain.runtime.progress_bar import Advance, ProgressBar
 
 NUM_VALIDATION_BASES = 192
 NUM_SKIN_TONES = 2
@@ -357,8 +357,8 @@ def build_cached(
         print(f"{name}: already made", file=stream, flush=True)
         return
     begin = time.perf_counter()
-    with progress_bar(name, total, stream) as advance:
-        _build_and_replace(output, settings, lambda partial: build(partial, advance))
+    with ProgressBar(name, total, stream) as bar:
+        _build_and_replace(output, settings, lambda partial: build(partial, bar.advance))
     print(f"{name}: {time.perf_counter() - begin:.1f} s", file=stream, flush=True)
 
 

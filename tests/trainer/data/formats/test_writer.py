@@ -63,7 +63,7 @@ def test_an_image_that_is_too_large_to_be_read_is_refused(
 
 def test_an_interrupted_writer_leaves_whole_tars_only(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with TarWriter(tmp_path, shard_size=2, extra_files={"LICENSE.txt": "x"}) as writer:
+        with TarWriter(tmp_path, shard_size=2) as writer:
             for i in range(3):
                 writer.add(str(i), image(i), "png", "")
             raise KeyboardInterrupt
@@ -78,10 +78,3 @@ def test_a_folder_with_tars_is_refused(tmp_path: Path) -> None:
     write_tars(tmp_path)
     with pytest.raises(DataError, match="holds tars already"):
         TarWriter(tmp_path)
-
-
-def test_extra_files_are_written_beside_the_tars(tmp_path: Path) -> None:
-    with TarWriter(tmp_path, extra_files={"ATTRIBUTION.txt": "By ☃"}) as writer:
-        writer.add("a", image(), "png", "")
-    assert (tmp_path / "ATTRIBUTION.txt").read_text(encoding="utf-8") == "By ☃"
-    assert len(TarImages(tmp_path)) == 1

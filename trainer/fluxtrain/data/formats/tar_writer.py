@@ -1,11 +1,10 @@
-"""Writes image data sets: WebDataset tars of images and captions that data/tar/dataset.py reads."""
+"""Writes image data sets: WebDataset tars of images and captions that data/images.py reads."""
 
 from __future__ import annotations
 
 import io
 import json
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from fluxtrain.errors import DataError
 class TarWriter:
     """Writes an image data set; each file appears whole or not at all, equal input gives equal bytes."""
 
-    def __init__(
-        self, folder: Path, shard_size: int = 1000, extra_files: Mapping[str, str] | None = None
-    ) -> None:
-        """Write tars of ``shard_size`` samples, and beside them ``extra_files``, texts by file name.
+    def __init__(self, folder: Path, shard_size: int = 1000) -> None:
+        """Write tars of ``shard_size`` samples.
 
         Raises DataError if ``folder`` holds tars already, which readers would read too.
         """
@@ -28,7 +25,6 @@ class TarWriter:
         if any(folder.glob("*.tar")):
             raise DataError(f"{folder}: holds tars already; write to an empty folder")
         self.folder, self.shard_size = folder, shard_size
-        self._extra_files = extra_files or {}
         self._num_tars, self._keys = 0, set[str]()
         self._tar: tarfile.TarFile | None = None
 
@@ -37,15 +33,11 @@ class TarWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Write the last tar and the extra files; delete the last tar if an exception was raised."""
+        """Write the last tar; delete it if an exception was raised."""
         if kind is not None:
             self._discard()
-            return
-        self._finish()
-        for name, text in self._extra_files.items():
-            partial = self.folder / f"{name}.partial"
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(self.folder / name)
+        else:
+            self._finish()
 
     def add(
         self,
@@ -62,7 +54,9 @@ class TarWriter:
             contents["json"] = json.dumps(metadata).encode()
         self._keys.add(key)
         for ending, content in contents.items():
-            self._put(_header(f"{key}.{ending}", len(content)), content)
+            if self._tar is None:
+                self._tar = open_tar(self._partial)
+            add_member(self._tar, f"{key}.{ending}", content)
         if len(self._keys) == self.shard_size:
             self._finish()
 
@@ -74,11 +68,6 @@ class TarWriter:
             fault = "given twice"
         if fault:
             raise DataError(f"key {quoted(key)}: {fault}")
-
-    def _put(self, header: tarfile.TarInfo, content: bytes) -> None:
-        if self._tar is None:
-            self._tar = tarfile.TarFile(self._partial, "w", format=tarfile.USTAR_FORMAT)
-        self._tar.addfile(header, io.BytesIO(content))
 
     @property
     def _partial(self) -> Path:
@@ -97,6 +86,16 @@ class TarWriter:
             self._tar.close()
             self._tar = None
             self._partial.unlink(missing_ok=True)
+
+
+def open_tar(path: Path) -> tarfile.TarFile:
+    """Return a new tar of the portable format, which has no times of its own."""
+    return tarfile.TarFile(path, "w", format=tarfile.USTAR_FORMAT)
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Append the file ``name``; equal contents give equal bytes."""
+    tar.addfile(_header(name, len(content)), io.BytesIO(content))
 
 
 def _header(name: str, size: int) -> tarfile.TarInfo:

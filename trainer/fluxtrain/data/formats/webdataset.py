@@ -10,7 +10,6 @@ Axes: n samples, f fields.
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, BinaryIO
 
 from fluxtrain.data.formats.mlcommons import CellTable, NpyDataset, to_bytes, validate_timesteps
 from fluxtrain.data.formats.tar_index import METADATA, MemberSpec, SampleFormat, open_index
+from fluxtrain.data.formats.tar_writer import add_member, open_tar
 from fluxtrain.data.shards import FIELDS, Sample, StreamWriter
 from fluxtrain.errors import DataError
 from fluxtrain.runtime.draws import Array
@@ -88,24 +88,18 @@ class WebDatasetWriter(StreamWriter):
         return f"shard_{number:06d}.tar"
 
     def _open(self, path: Path) -> tarfile.TarFile:
-        return tarfile.TarFile(path, "w", format=tarfile.USTAR_FORMAT)
+        return open_tar(path)
 
     def _write(self, file: tarfile.TarFile, samples: list[Sample]) -> None:
         for sample in samples:
             base, metadata = f"{self._num_samples:08d}", dict[str, object](key=sample.key)
             if self._timesteps:
                 metadata["timestep"] = sample.timestep
-            _add_member(file, f"{base}.json", json.dumps(metadata).encode())
+            add_member(file, f"{base}.json", json.dumps(metadata).encode())
             for field, suffix in SUFFIXES.items():
-                _add_member(file, f"{base}.{suffix}", to_bytes(getattr(sample, field)))
+                add_member(file, f"{base}.{suffix}", to_bytes(getattr(sample, field)))
             self._num_samples += 1
 
     def _write_listing(self) -> None:
         with atomic_write(self.folder / INDEX) as partial:
             partial.write_text("".join(f"{name}\n" for name in self.names), encoding="utf-8")
-
-
-def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    header = tarfile.TarInfo(name)
-    header.size = len(content)
-    tar.addfile(header, io.BytesIO(content))
