@@ -114,16 +114,6 @@ def change(name: str, **values: Any) -> Damage:
     return apply
 
 
-def without_checksums(damage: Damage) -> Damage:
-    """Return ``damage`` of a checkpoint of a version that wrote none."""
-
-    def apply(checkpoint: Path) -> None:
-        (checkpoint / DONE).write_text("")
-        damage(checkpoint)
-
-    return apply
-
-
 DAMAGES: dict[str, Damage] = {
     "cut": truncate,
     "longer": lengthen,
@@ -142,19 +132,10 @@ DAMAGES: dict[str, Damage] = {
     "step -5": write("run.json", '{"step": -5, "samples": 1}'),
     "another seed": change("config.json", seed=3),
     "config.json": write("config.json", "x"),
+    "an empty DONE": write(DONE, ""),
     "DONE": write(DONE, '{"files": {"../run.json": {}}}'),
     "a path in DONE": write(DONE, '{"block_bytes": 1, "files": {"/etc/passwd": {}}}'),
     "blocks in DONE": write(DONE, '{"block_bytes": 0, "files": {"a": {"size": 1, "crc32": []}}}'),
-    "old, cut": without_checksums(truncate),
-    "old, longer": without_checksums(lengthen),
-    "old, no shard": without_checksums(lambda checkpoint: shard(checkpoint).unlink()),
-    "old, the header": without_checksums(lambda checkpoint: flip(checkpoint, offset=6)),
-    "old, step -5": without_checksums(change("run.json", step=-5)),
-    "old, another step": without_checksums(change("run.json", step=4)),
-    "old, a step as text": without_checksums(change("run.json", step="6")),
-    "old, samples": without_checksums(change("run.json", samples=-1)),
-    "old, status": without_checksums(change("run.json", status="lost")),
-    "old, seconds": without_checksums(change("run.json", train_seconds="x")),
 }
 
 
@@ -202,14 +183,6 @@ def test_all_ranks_find_what_one_finds(saved: Path, tmp_path: Path, size: int) -
         assert told == expected
 
 
-def test_old_checkpoints_are_whole_without_checksums(saved: Path, tmp_path: Path) -> None:
-    checkpoint = folder(tmp_path, 6)
-    shutil.copytree(folder(saved, 6), checkpoint)
-    (checkpoint / DONE).write_text("")
-    change("run.json", of_a_later_version=1)(checkpoint)
-    assert find_damage(checkpoint, ALONE, lambda: None) == ""
-
-
 def test_checksums_of_blocks_of_another_size_are_verified(saved: Path, tmp_path: Path) -> None:
     checkpoint = folder(tmp_path, 6)
     shutil.copytree(folder(saved, 6), checkpoint)
@@ -246,7 +219,7 @@ def test_a_finished_run_with_a_damaged_state_is_done_again_from_the_one_before(
     assert losses(output) == before
 
 
-@pytest.mark.parametrize("name", ["cut", "4 KiB", "run.json", "another seed", "old, longer"])
+@pytest.mark.parametrize("name", ["cut", "4 KiB", "run.json", "another seed", "an empty DONE"])
 def test_the_one_before_is_used_and_the_damaged_one_kept(
     saved: Path, reference: dict[int, float], tmp_path: Path, name: str
 ) -> None:
@@ -315,20 +288,6 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_from_zero(
     for aside in (output / "checkpoints").glob("damaged_*"):
         shutil.rmtree(aside)
     assert train(output, LAST, size) == [EXIT_OK] * size, text(output)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_old_checkpoints_load_and_new_ones_are_as_before(
-    saved: Path, reference: dict[int, float], tmp_path: Path, asynchronous: bool
-) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
-    for step in (2, 4, 6):
-        (folder(output, step) / DONE).write_text("")
-    assert train(output, LAST, asynchronous=asynchronous) == [EXIT_OK], text(output)
-    assert "damaged" not in text(output)
-    assert losses(output) == reference
-    assert (folder(output, 8) / DONE).read_text().startswith('{"block_bytes"')
 
 
 def test_an_incomplete_newest_one_is_ignored_and_written_again(

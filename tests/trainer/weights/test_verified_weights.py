@@ -109,13 +109,6 @@ def test_other_damages_are_named(saved: Path, tmp_path: Path, name: str) -> None
         open_weights(checkpoint).verify(World.alone(), lambda: None)
 
 
-def test_checkpoints_without_checksums_are_exported(saved: Path, tmp_path: Path) -> None:
-    checkpoint = tmp_path / saved.name
-    shutil.copytree(saved, checkpoint)
-    (checkpoint / DONE).write_text("")
-    assert export(checkpoint, tmp_path / "out.safetensors") == EXIT_OK
-
-
 @pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_no_run_starts_from_damaged_weights(saved: Path, tmp_path: Path, size: int) -> None:
     checkpoint, file = damaged(saved, tmp_path, "model.")

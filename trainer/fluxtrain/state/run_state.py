@@ -98,7 +98,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def read_checksums(checkpoint: Path) -> dict[str, FileSums]:
-    """Return the checksums of the files of ``checkpoint``; none if it is of a version without them.
+    """Return the checksums of the files of ``checkpoint``; none if DONE is empty.
 
     Raises DataError if they are unreadable, OSError if there is no DONE.
     """

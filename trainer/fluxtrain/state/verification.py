@@ -1,8 +1,7 @@
 """Whether a checkpoint is whole: its files against the checksums in DONE, read by all ranks together.
 
 Ranks read blocks in the order of the files, so that most ranks verify what they load next, and the system
-still has it in memory. Who reads the weights only verifies the blocks that hold them. Checkpoints of versions
-without checksums: the headers of their files only.
+still has it in memory. Who reads the weights only verifies the blocks that hold them.
 """
 
 from __future__ import annotations
@@ -11,28 +10,23 @@ import errno
 import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import compress
-from math import prod
 from pathlib import Path
 
 import torch
 
-from fluxtrain.contract.model_base import validate
-from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import ConfigError, DataError, StorageError
-from fluxtrain.model.layers import entries
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime import files as checksums
 from fluxtrain.runtime.files import Block, FileSums
 from fluxtrain.runtime.progress import Alive
-from fluxtrain.runtime.safetensors import open_safetensors, read_header, read_shapes
+from fluxtrain.runtime.safetensors import read_header
 from fluxtrain.state.run_state import (
-    CONFIG_FILE,
+    DONE,
     kind_of_result,
     read_checksums,
     read_config,
@@ -82,8 +76,7 @@ def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
             config = read_config(checkpoint)
             files = read_checksums(checkpoint)
             if not files:
-                _check_headers(checkpoint)
-                return ["", ""]
+                raise DataError(f"{checkpoint / DONE}: no checksums")
             _check_sizes(checkpoint, files)
             blocks = checksums.blocks_of(files)
             if weights_only:
@@ -136,22 +129,6 @@ def _size(path: Path) -> int | None:
         status = path.stat()
         return status.st_size if stat.S_ISREG(status.st_mode) else None
     return None
-
-
-def _check_headers(checkpoint: Path) -> None:
-    """Raise DataError unless the files have all rows of all tensors, as their headers say."""
-    sizes = Counter[str]()
-    for path in checkpoint.glob(f"*{_SUFFIX}"):
-        with open_safetensors(path, "a part of a checkpoint") as file:
-            for name, shape in read_shapes(file).items():
-                sizes[name] += prod(shape)
-    path = checkpoint / CONFIG_FILE
-    model = validate(ModelConfig, read_config(checkpoint).get("model"), f"{path}: model")
-    expected = {entry.name: prod(entry.shape) for entry in entries(model)}
-    kinds = {"model"} | {kind for kind in map(_kind, sizes) if kind}
-    for name in (f"{kind}.{entry}" for kind in sorted(kinds) for entry in expected):
-        if sizes[name] != expected[name.removeprefix(f"{_kind(name)}.")]:
-            raise DataError(f"{checkpoint}: not all of {name} is in its files")
 
 
 def _kind(name: str) -> str:
