@@ -30,6 +30,7 @@ from fluxtrain.contract.resource.fluxtraining import (
 )
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import without_nulls
 
 Manifest = dict[str, Any]
 
@@ -282,7 +283,7 @@ def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     if schema.get("type") == "object":
         result |= _object(schema, definitions, defaults)
     if defaults and schema.get("default") is not None:
-        result["default"] = _without_nulls(schema["default"])
+        result["default"] = without_nulls(schema["default"])  # the API server would store them
     elif not defaults and "default" in schema and schema.get("type") != "object":
         result["description"] = (
             f"{result.get('description', '')} Default: {_as_text(schema['default'])}.".strip()
@@ -356,13 +357,6 @@ def _mapping(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
             {"rule": rule, "message": f"every key must be {allowed(keys)}"}
         ]
     return result
-
-
-def _without_nulls(default: Any) -> Any:
-    """Return ``default`` without null values, which the API server would store."""
-    if not isinstance(default, dict):
-        return default
-    return {key: _without_nulls(value) for key, value in default.items() if value is not None}
 
 
 def _as_text(value: object) -> str:

@@ -55,7 +55,7 @@ def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W
     except UnidentifiedImageError:
         raise ValueError("its image is neither PNG nor JPEG nor WebP") from None
     except Exception as error:  # decoders may raise anything on malformed bytes, warnings too
-        raise ValueError(f"its image is unreadable ({_reason(error)})") from None
+        raise ValueError(f"its image is unreadable ({reason_of(error)})") from None
     return rearrange(pixels, "h w c -> c h w").contiguous()
 
 
@@ -96,7 +96,8 @@ def _on_white(image: Image.Image) -> Image.Image:
     return whole
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the text of an error of Pillow, or its kind if the text is not printable."""
     text = str(error)[:200]
     return text if text and text.isprintable() else type(error).__name__
 

@@ -71,7 +71,7 @@ def require_no_lost_nulls(run: Mapping[str, Any], at: str = "spec.run") -> None:
     paths = list(_nulls(run, ()))
     if not paths:
         return
-    kept = validate(RunConfig, with_preset(_without_nulls(run)), at).model_dump(mode="json")
+    kept = validate(RunConfig, with_preset(without_nulls(run)), at).model_dump(mode="json")
     for path in paths:
         name = ".".join(path)
         if (value := value_at(kept, name)) is not None:
@@ -89,10 +89,11 @@ def _nulls(values: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[
             yield from _nulls(value, path)
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """Return ``value`` without the fields of mappings that are null."""
     if not isinstance(value, Mapping):
         return value
-    return {key: _without_nulls(below) for key, below in value.items() if below is not None}
+    return {key: without_nulls(below) for key, below in value.items() if below is not None}
 
 
 # What a run needs of its data: errors before anything is opened.

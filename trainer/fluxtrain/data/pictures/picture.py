@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig, VariantsConfig
-from fluxtrain.data.images import resize_crop
+from fluxtrain.data.images import reason_of, resize_crop
 from fluxtrain.data.order import Buckets, Placement
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.runtime import draws
@@ -145,7 +145,7 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
     except UnidentifiedImageError:
         raise PictureError("no picture in a format that is read (PNG, JPEG, WebP ...)") from None
     except Exception as error:  # decoders may raise anything on malformed bytes, warnings too
-        raise PictureError(f"corrupt or cut off ({_reason(error)})") from None
+        raise PictureError(f"corrupt or cut off ({reason_of(error)})") from None
 
 
 @cache
@@ -208,11 +208,6 @@ def _srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
         converted = ImageCms.profileToProfile(image, source, target, outputMode="RGB")
         return converted if converted is not None else image
     return image
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)[:200]
-    return text if text and text.isprintable() else type(error).__name__
 
 
 # Masks of the loss: a picture beside each picture, or its own transparency; brought to the grid of

@@ -11,7 +11,7 @@ from typing import Any
 
 from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, PREFIX
-from fluxtrain.contract.run.config import RANDOM_SEED
+from fluxtrain.contract.run.config import RANDOM_SEED, value_at
 from fluxtrain.contract.run.presets import (
     MLPERF_EVALUATION_SAMPLES,
     MLPERF_TARGET_LOSS,
@@ -476,7 +476,7 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
     for key, field in _FIELDS.items():
         if run.config is None or run.first(key) is None or not _has(run.config, field):
             continue
-        logged, configured = run.value(key), _get(run.config, field)
+        logged, configured = run.value(key), value_at(run.config, field)
         if (key, configured) in ANY_VALUE:
             continue
         if logged != configured:
@@ -499,8 +499,8 @@ def precision_is_stated(run: Run) -> Iterator[str]:
     if run.config is None:
         return
     names = {str(name): text for name, text in PRECISION_NAMES.items()}
-    compute = names.get(str(_get(run.config, "precision.compute")))
-    fp8 = _get(run.config, "precision.fp8") not in (None, "none")
+    compute = names.get(str(value_at(run.config, "precision.compute")))
+    fp8 = value_at(run.config, "precision.fp8") not in (None, "none")
     expected = {
         "lowest_numerical_precision_in_linear": "fp8" if fp8 else compute,
         "lowest_numerical_precision_in_attn": compute,
@@ -520,7 +520,7 @@ def benchmark_configuration(run: Run) -> Iterator[str]:
     if preset is not None and not str(preset).startswith(PREFIX):
         yield f"config.json is of the preset {preset}, which is not the benchmark"
     for field, allowed in FIXED_VALUES.items():
-        given = _plain(_get(run.config, field))
+        given = _plain(value_at(run.config, field))
         if _has(run.config, field) and given != _plain(allowed):
             yield f"{field} is {given!r} in config.json; allowed: {allowed!r}"
 
@@ -528,7 +528,7 @@ def benchmark_configuration(run: Run) -> Iterator[str]:
 @rule("benchmark-data", "6.1", "Train and evaluate on MLCommons' data sets.", closed_only=True)
 def benchmark_data(run: Run) -> Iterator[str]:
     """The data are not synthetic."""
-    if run.config is not None and _get(run.config, "data.source") == "synthetic":
+    if run.config is not None and value_at(run.config, "data.source") == "synthetic":
         yield "data.source is synthetic in config.json"
 
 
@@ -582,16 +582,9 @@ def batch_faults(run: Run, system: Mapping[str, Any], whose: str = "") -> Iterat
         )
 
 
-def _get(values: Mapping[str, Any], path: str) -> Any:
-    found: Any = values
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
-
-
 def _has(values: Mapping[str, Any], path: str) -> bool:
     parent, _, name = path.rpartition(".")
-    found = _get(values, parent) if parent else values
+    found = value_at(values, parent) if parent else values
     return isinstance(found, Mapping) and name in found
 
 
