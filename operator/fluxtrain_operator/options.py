@@ -114,7 +114,7 @@ def parse(arguments: list[str] | None) -> Options:
         action="append",
         dest="namespaces",
         metavar="NAMESPACE",
-        default=_split(get("FLUXTRAIN_NAMESPACES", "")),
+        default=[part for part in get("FLUXTRAIN_NAMESPACES", "").split(",") if part],
         help="namespace to watch; may be given several times (default: all)",
     )
     parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
@@ -214,7 +214,3 @@ def parse(arguments: list[str] | None) -> Options:
         disruption_percent=int(percent),
         **values,
     )
-
-
-def _split(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]

@@ -287,7 +287,9 @@ class UnreadableObjects:
         """Report the object in ``manifest``, of which anything may be malformed."""
         label = kind[1].lower()
         self._metrics.unreadable_objects.labels(label).inc()
-        reference = _reference(kind, manifest)
+        metadata = mapping(manifest, "metadata")
+        identity = {key: _text(metadata.get(key)) for key in ("name", "namespace", "uid")}
+        reference = {"apiVersion": kind[0], "kind": kind[1], **identity}
         name = f"{reference['namespace']}/{reference['name']}"
         text = f"{type(error).__name__}: {str(error)[:_MAX_LENGTH]}"
         LOG.error("%s %s is skipped: %s", label, name, text)
@@ -318,12 +320,6 @@ class UnreadableObjects:
                 except ApiError as error:  # such as a namespace that is being deleted
                     self._known.pop(reference["uid"], None)
                     LOG.warning("no event about %s: %s", reference["name"], error)
-
-
-def _reference(kind: Kind, manifest: Mapping[str, Any]) -> Reference:
-    metadata = mapping(manifest, "metadata")
-    identity = {key: _text(metadata.get(key)) for key in ("name", "namespace", "uid")}
-    return {"apiVersion": kind[0], "kind": kind[1], **identity}
 
 
 def _text(value: object) -> str:

@@ -69,7 +69,9 @@ class WorkQueue:
                 delay = await work(key)
                 self._failures.pop(key, None)
             except Exception as error:
-                delay = self._backoff(key)
+                failures = self._failures.get(key, 0)
+                self._failures[key] = failures + 1
+                delay = float(min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**failures))
                 self._on_error(key, error)
             finally:
                 self._queue.release(key)
@@ -94,11 +96,6 @@ class WorkQueue:
     def _on_timer(self, key: Key) -> None:
         self._timers.pop(key, None)
         self.add(key)
-
-    def _backoff(self, key: Key) -> float:
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        return float(min(_MAX_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2**failures))
 
 
 # A queue of job keys that serves namespaces in turn: the jobs of one never wait for all of

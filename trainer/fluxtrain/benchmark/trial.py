@@ -92,7 +92,8 @@ def main() -> int:
     """Take the steps of the order on stdin; return the exit code."""
     order = json.load(sys.stdin)
     if order["memory_bytes"]:
-        _limit_memory(order["memory_bytes"])
+        num_bytes = order["memory_bytes"]
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
     try:
         _take_steps(order)
         return EXIT_OK
@@ -108,11 +109,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """Let this process, and each of its loaders, have at most ``num_bytes`` of data."""
-    resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, num_bytes))
 
 
 def _take_steps(order: dict[str, object]) -> None:

@@ -77,7 +77,8 @@ def action(arguments: argparse.Namespace) -> int:
     refuse_variables(os.environ, arguments.processes)
     refuse_different(os.environ, config)
     if nodes is not None:
-        _require_distributed(config)
+        if config.task == "prepare":
+            raise ConfigError("--nodes", UNSET, "the task prepare runs on one node")
         _require_fixed(config, nodes)
         find_endpoint(nodes)
     _require_gpus(job, arguments.cpu)  # imports torch: only once the file is validated
@@ -105,11 +106,6 @@ def _run(
     processes = arguments.processes or torchrun.default_processes()
     restarts = job.spec.restart.max_restarts
     return report_end(*several_nodes.run(config, paths, processes, nodes, restarts))
-
-
-def _require_distributed(config: RunConfig) -> None:
-    if config.task == "prepare":
-        raise ConfigError("--nodes", UNSET, "the task prepare runs on one node")
 
 
 def _require_fixed(config: RunConfig, nodes: Nodes) -> None:

@@ -199,7 +199,11 @@ def _fetch_all(
                 file = next(remaining, None)
             if file is None:
                 return
-            _fetch_one(store, file, folder, replace(patience, check=check), advance)
+            try:
+                # one time of modification on all nodes: pictures are known by it
+                fetch(store.open, file, folder, replace(patience, check=check), advance, modified=0)
+            except (ChangedError, RefusedError) as error:
+                raise type(error)(f"{file.name}: {error}") from None
             use(file, check)
 
     with ThreadPoolExecutor(connections, thread_name_prefix="fetch") as pool:
@@ -212,16 +216,6 @@ def _fetch_all(
                 patience.check()
         finally:
             stop.set()
-
-
-def _fetch_one(
-    store: Store, file: RemoteFile, folder: Path, patience: Patience, advance: Advance
-) -> None:
-    try:
-        # one time of modification on all nodes: pictures are known by it
-        fetch(store.open, file, folder, patience, advance, modified=0)
-    except (ChangedError, RefusedError) as error:
-        raise type(error)(f"{file.name}: {error}") from None
 
 
 def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> Patience:

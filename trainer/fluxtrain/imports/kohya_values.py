@@ -416,7 +416,8 @@ def unet_only(reading: Reading, name: str) -> Values:
 
 def text_encoder_rate(reading: Reading, name: str) -> Values:
     """Return the factor of the learning rate of CLIP's adapters: over that of the transformer's."""
-    if not _trains_clip(reading) and not _is_left_out(reading):
+    is_trained = reading.has("network_module") and not reading.is_on(_ONLY)
+    if is_trained and not _trains_clip(reading):
         reading.notes[name] = "0 trains no text encoder"
         return {}
     return _required_rate(reading)
@@ -482,10 +483,6 @@ def _network(reading: Reading) -> str:
     if reading.has(algorithm):
         name += f"'s {reading.word(algorithm)}"
     return f"{name} with DoRA" if reading.is_on("network_args.dora_wd") else name
-
-
-def _is_left_out(reading: Reading) -> bool:
-    return reading.is_on(_ONLY) or not reading.has("network_module")
 
 
 def _trains_clip(reading: Reading) -> bool:

@@ -183,20 +183,15 @@ def _require_known(environment: Mapping[str, str], only_near_misses: bool = Fals
     for name, value in environment.items():
         if name in VARIABLES or not name.startswith(_PREFIX) or name.startswith(_OF_SERVICES):
             continue
-        hint = _hint(name)
+        known = {each.removeprefix(_PREFIX): each for each in VARIABLES}
+        near = closest(name.removeprefix(_PREFIX), known)
+        hint = "" if near is None else f"; did you mean {known[near]}?"
         if hint or not only_near_misses:
             errors.append(
                 ConfigError(f"${name}", value, f"no variable of the guide{hint}; unset it to go on")
             )
     if errors:
         raise join_errors(errors)
-
-
-def _hint(name: str) -> str:
-    """Return "; did you mean X?" for the variable that is closest to ``name``; prefixes do not count."""
-    known = {each.removeprefix(_PREFIX): each for each in VARIABLES}
-    near = closest(name.removeprefix(_PREFIX), known)
-    return "" if near is None else f"; did you mean {known[near]}?"
 
 
 def _arguments(given: Mapping[str, object]) -> dict[str, str]:

@@ -30,7 +30,7 @@ def ask_ranks(proc: Path = _PROC) -> Iterator[RankProcess]:
 def _ask(proc: Path, rank: int, pid: int) -> RankProcess | None:
     """Send the signal to the process if it handles it; return None if it has ended."""
     with suppress(OSError, ValueError, IndexError):
-        state = _state(proc / str(pid))
+        state = _after_name(proc / str(pid))[0]
         asked, now = _handles_signal(proc / str(pid)), time.time()
         if asked:
             os.kill(pid, STACKS_SIGNAL)
@@ -44,7 +44,7 @@ def _ranks(proc: Path) -> Iterator[tuple[int, int]]:
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             with suppress(OSError, ValueError, KeyError):
-                found[int(folder.name)] = _rank(folder), _parent(folder)
+                found[int(folder.name)] = _rank(folder), int(_after_name(folder)[1])
     for pid, (rank, parent) in found.items():
         if parent not in found:
             yield rank, pid
@@ -58,14 +58,6 @@ def _rank(folder: Path) -> int:
     variables = (folder / "environ").read_bytes().split(b"\0")
     environment = dict(variable.partition(b"=")[::2] for variable in variables)
     return int(environment[b"RANK"])
-
-
-def _parent(folder: Path) -> int:
-    return int(_after_name(folder)[1])
-
-
-def _state(folder: Path) -> str:
-    return _after_name(folder)[0]
 
 
 def _after_name(folder: Path) -> list[str]:

@@ -36,7 +36,7 @@ from fluxtrain.mlperf.chain import (
 from fluxtrain.mlperf.chain import parse as parse_chain
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import CHAIN_KEY
-from fluxtrain.mlperf.log_lines import TOKEN, LogLine, parse
+from fluxtrain.mlperf.log_lines import TOKEN, parse
 from fluxtrain.mlperf.log_lines import parse as parse_line
 from fluxtrain.runtime.files import blocks_of
 from fluxtrain.state import run_state
@@ -371,11 +371,11 @@ def _wrongly_dropped(lines: Sequence[ChainedLine], record: Record, before: str) 
     kept = [*takewhile(lambda each: (each[1].samples or 0) <= samples, events)]
     if before == LINE and kept and kept[-1][0] == events[-1][0]:
         kept.pop()  # the process was killed between the record and the line
-    return [number for number, event in kept if _counts(event) and number in record.dropped]
-
-
-def _counts(event: LogLine) -> bool:
-    return event.key not in _ENDED_AGAIN
+    return [
+        number
+        for number, event in kept
+        if event.key not in _ENDED_AGAIN and number in record.dropped
+    ]
 
 
 def _key(text: str) -> str:

@@ -89,7 +89,9 @@ def check_run(
     samples = found.samples(chosen)
     encoded = {(look.sha256, placement) for look in found.used for _, placement in look.placements}
     latents = Counter(placement.size for _, placement in encoded)
-    captions = {""}.union(*(_captions(each, config.drawn_seed) for each in pictures))
+    captions = {""}.union(
+        *(variant_captions(each.caption, each.variants, config.drawn_seed) for each in pictures)
+    )
     return PictureCheck(
         found,
         samples,
@@ -108,10 +110,6 @@ def cache_bytes(config: RunConfig, latents: Counter[Size], captions: int) -> int
     image = 2 * config.latent_channels * pixels // PIXELS_PER_LATENT**2
     text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
     return itemsize * (image + captions * text)
-
-
-def _captions(picture: TrainingPicture, seed: int) -> tuple[str, ...]:
-    return variant_captions(picture.caption, picture.variants, seed)
 
 
 def _steps(config: RunConfig, samples: Counter[Size]) -> tuple[float, int]:

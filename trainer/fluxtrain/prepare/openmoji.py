@@ -322,15 +322,11 @@ def with_white_outlines(svg: str) -> str:
     for group in root:
         if group.get("id") == "line":
             for element in group.iter():
-                _paint(element)
+                for name in _PAINTS:
+                    if element.get(name) not in (None, "none"):
+                        element.set(name, _WHITE)
     ET.register_namespace("", _SVG)
     return ET.tostring(root, encoding="unicode")
-
-
-def _paint(element: ET.Element) -> None:
-    for name in _PAINTS:
-        if element.get(name) not in (None, "none"):
-            element.set(name, _WHITE)
 
 
 # Builds a file or folder unless it was built before with the same settings.

@@ -141,7 +141,10 @@ class Membership:
         self._most_agents = max(self._most_agents, len(self._agents))
         if now >= self._expires_after:
             self.expire(now)
-        self._update_waiting(now)
+        if not self._waiting:
+            self._waiting_since = None
+        elif self._waiting_since is None:
+            self._waiting_since = now
         if self._is_ready(now):
             self._form()
         return self._reply(beat, now)
@@ -241,12 +244,6 @@ class Membership:
 
     def _has_rank_0(self, agent: str) -> bool:
         return self.world[:1] == (agent,)
-
-    def _update_waiting(self, now: float) -> None:
-        if not self._waiting:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = now
 
     def _last_alive(self, name: str, agent: _Agent) -> float:
         """Return when ``agent`` was alive for certain: a step needs the ranks of all agents."""

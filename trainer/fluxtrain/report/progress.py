@@ -164,11 +164,9 @@ def _position() -> str:
     while own is not None and _module(own).partition(".")[0] != _PACKAGE:
         own = own.f_back
     frames = [frame] if own is frame else [frame, own]
-    return ", called from ".join(_described(f) for f in frames if f is not None)
-
-
-def _described(frame: FrameType) -> str:
-    return f"{frame.f_code.co_name} ({_module(frame)}:{frame.f_lineno})"
+    return ", called from ".join(
+        f"{f.f_code.co_name} ({_module(f)}:{f.f_lineno})" for f in frames if f is not None
+    )
 
 
 def _module(frame: FrameType) -> str:

@@ -200,7 +200,13 @@ class WandbSink:
         settings = config.logging.wandb
         assert settings is not None
         self._config, self._output, self._settings = config, output, settings
-        self._id = _run_id(output / WANDB_FOLDER)
+        folder = output / WANDB_FOLDER
+        path = folder / _ID_FILE
+        if not path.exists():
+            folder.mkdir(exist_ok=True)
+            with atomic_write_by_several(path) as partial:
+                partial.write_text(uuid4().hex[:16], encoding="utf-8")
+        self._id = path.read_text(encoding="utf-8")
         self._run = self._open(report)
         self._samples, self._row = -1, dict[str, Any]()
 
@@ -286,16 +292,6 @@ class WandbSink:
                 finish_timeout=_SEND_SECONDS,
             ),
         )
-
-
-def _run_id(folder: Path) -> str:
-    """Return the id of the run in ``folder``, a new one the first time."""
-    path = folder / _ID_FILE
-    if not path.exists():
-        folder.mkdir(exist_ok=True)
-        with atomic_write_by_several(path) as partial:
-            partial.write_text(uuid4().hex[:16], encoding="utf-8")
-    return path.read_text(encoding="utf-8")
 
 
 # The thread of a sink: training neither waits for it nor fails with it.

@@ -247,7 +247,8 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
     """Write ``columns`` to ``path`` as a PNG, six to a row, with ``title`` above and ``footer`` below."""
     rows = [columns[start : start + _PER_ROW] for start in range(0, len(columns), _PER_ROW)]
     every = [image for _, images in columns for image in images]
-    scale = _scale(max(max(image.size) for image in every))
+    longest = max(max(image.size) for image in every)
+    scale = 2.0 if longest <= _SMALL else min(1.0, _LARGEST / longest)
     cell_w = round(scale * max(image.width for image in every)) + _GAP
     cell_h = round(scale * max(image.height for image in every)) + _GAP
     heights = [_CAPTION_HEIGHT + cell_h * max(len(images) for _, images in row) for row in rows]
@@ -271,10 +272,6 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write_by_several(path) as partial:
         grid.save(partial, format="PNG")
-
-
-def _scale(longest: int) -> float:
-    return 2.0 if longest <= _SMALL else min(1.0, _LARGEST / longest)
 
 
 def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:

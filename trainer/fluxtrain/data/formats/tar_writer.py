@@ -35,7 +35,10 @@ class TarWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Write the last tar; delete it if an exception was raised."""
         if kind is not None:
-            self._discard()
+            if self._tar is not None:
+                self._tar.close()
+                self._tar = None
+                self._partial.unlink(missing_ok=True)
         else:
             self._finish()
 
@@ -80,12 +83,6 @@ class TarWriter:
         self._partial.replace(self._partial.with_suffix(".tar"))
         self._tar, self._keys = None, set()
         self._num_tars += 1
-
-    def _discard(self) -> None:
-        if self._tar is not None:
-            self._tar.close()
-            self._tar = None
-            self._partial.unlink(missing_ok=True)
 
 
 def open_tar(path: Path) -> tarfile.TarFile:
