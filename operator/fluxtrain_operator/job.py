@@ -77,9 +77,6 @@ class Revision:
         return self.data.get(_RENDEZVOUS, "")
 
 
-# Job: a validated FluxTraining with its resolved config, as the planner and the resources read it.
-
-
 Manifest = dict[str, Any]
 """A Kubernetes object as JSON."""
 

@@ -142,10 +142,6 @@ def _expression(value: str, parts: list[str], cel: str, depth: int) -> str:
     )
 
 
-# The limits of a job by the administrator's policy: on the pod template, the host, and listed
-# values.
-
-
 _TEMPLATE = "spec.podTemplate"
 _POD = f"{_TEMPLATE}.spec"
 _CONTAINERS = (f"{_POD}.containers[]", f"{_POD}.initContainers[]")

@@ -176,9 +176,6 @@ def labels(job: str, component: str) -> dict[str, str]:
     }
 
 
-# Kubernetes' timestamps, RFC 3339 in UTC, to and from Unix seconds.
-
-
 def stamp(seconds: float) -> str:
     """Return Unix ``seconds`` as a timestamp, truncated to seconds."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -200,9 +197,6 @@ def earliest(times: Iterable[float | None]) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-# Durations as people write them, such as 2h10m.
-
-
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -217,9 +211,6 @@ def duration(seconds: float) -> str:
         if len(parts) == 2:
             break
     return "".join(parts) or "0s"
-
-
-# Short hashes of JSON values.
 
 
 def digest(value: object) -> str:
@@ -280,9 +271,6 @@ def items(of: Mapping[str, Any], key: str) -> list[Any]:
     """Return the list at ``key``; an empty one for anything else."""
     value = of.get(key)
     return value if isinstance(value, list) else []
-
-
-# Limits on depth and size of a spec: it is processed recursively, and copied into every pod.
 
 
 RECURSION_LIMIT = 12_000

@@ -222,9 +222,6 @@ async def main(arguments: list[str] | None = None) -> int:
     return 0 if stop.is_set() else 1
 
 
-# The operator's HTTP server: /metrics, /healthz and /readyz.
-
-
 STUCK_SECONDS = 300.0
 """A reconcile that takes longer is stuck: the liveness probe fails and kubelet restarts the replica."""
 SILENT_SECONDS = 10.0

@@ -69,9 +69,6 @@ def configure_logging(log_format: LogFormat) -> None:
     logging.getLogger("kopf").setLevel(logging.WARNING)
 
 
-# The operator's options, from command line and environment.
-
-
 _MAX_PERCENT = 100
 _SWITCH = ("true", "false")
 

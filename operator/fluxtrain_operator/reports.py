@@ -312,10 +312,6 @@ def _unix_time(value: object) -> float | None:
     return float(value)
 
 
-# What the rendezvous service of a job answers at /members: pods and restarts; validated, as
-# untrusted.
-
-
 _MAX_NUMBER = 2**31 - 1
 
 

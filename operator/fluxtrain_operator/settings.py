@@ -102,10 +102,6 @@ def parse_job_policy(text: str) -> JobPolicy:
     return parse_json(JobPolicy, text, "jobs")
 
 
-# PodDefaults: what the administrator of a cluster adds to the pods of every job; the job's values
-# win.
-
-
 GroupId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the limit of Kubernetes
 
 

@@ -296,9 +296,6 @@ def _version(manifest: Manifest) -> int | None:
     return int(text) if text.isdecimal() else None  # comparable numbers since Kubernetes 1.35
 
 
-# The supporting objects of all jobs, such as services and pod groups, from metadata alone.
-
-
 Kind = tuple[str, str]
 """API version and kind: three schedulers have a kind PodGroup."""
 Name = tuple[str, str]
@@ -423,9 +420,6 @@ def _same(before: _Entry, after: _Entry) -> bool:
 
 def _jobs(before: _Entry | None, after: _Entry) -> list[Key]:
     return sorted({after.job} if before is None else {before.job, after.job})
-
-
-# The node ledger: the faults in all jobs' statuses by node, summed when they change.
 
 
 _REFRESH_SECONDS = 10.0

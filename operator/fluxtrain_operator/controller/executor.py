@@ -247,9 +247,6 @@ def _differs_in_ready_nodes(before: Status, after: Status) -> bool:
     )
 
 
-# The log of decisions: one record for each plan that changes more than progress, with its reason.
-
-
 _MAX_NAMES = 16
 """Names of objects in one record; more are counted."""
 
@@ -328,9 +325,6 @@ def _bounded(names: Iterable[str]) -> list[str]:
     listed = list(names)
     rest = len(listed) - _MAX_NAMES
     return listed if rest <= 0 else [*listed[:_MAX_NAMES], f"and {rest} more"]
-
-
-# How many pods of all jobs may be replaced for faults of nodes: a part of all pods per minute.
 
 
 MIN_PODS = 8

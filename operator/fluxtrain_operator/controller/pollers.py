@@ -215,10 +215,6 @@ def _has_address(pod: Mapping[str, Any]) -> bool:
     return status.get("phase") == "Running" and bool(status.get("podIP"))
 
 
-# Polls /members of rendezvous pods: which pods of a job are silent, earlier than Kubernetes reports
-# it.
-
-
 MEMBERS_SECONDS = 4.0
 """Polling interval of a job."""
 RETRY_SECONDS = 1.0

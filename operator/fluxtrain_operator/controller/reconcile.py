@@ -253,9 +253,6 @@ def is_conflict(error: Exception) -> bool:
     return isinstance(error, ApiError) and error.status == HTTPStatus.CONFLICT
 
 
-# Which jobs start after which, of those in the cache.
-
-
 _MAX_JOBS = 100
 """Of a cycle: each waiting job is planned again when one before it changes."""
 

@@ -98,10 +98,6 @@ class WorkQueue:
         self.add(key)
 
 
-# A queue of job keys that serves namespaces in turn: the jobs of one never wait for all of
-# another's.
-
-
 class FairQueue:
     """Keys in order of arrival within a namespace; of several namespaces, one key of each in turn."""
 

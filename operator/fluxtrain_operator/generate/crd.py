@@ -245,9 +245,6 @@ _METRICS_PORT = _validation_of(
 )
 
 
-# From a pydantic model to the structural OpenAPI schema that a CustomResourceDefinition needs.
-
-
 Schema = dict[str, Any]
 
 _KEPT = (

@@ -149,10 +149,6 @@ def _code(value: object) -> str:
     return f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
-# docs/coming-from.md: a guide with the options and variables that the command line refuses or
-# reads.
-
-
 _TEMPLATE = files("fluxtrain_operator.generate") / "coming-from.template"
 
 

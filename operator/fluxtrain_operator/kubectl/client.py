@@ -131,9 +131,6 @@ def _program() -> str:
     return program
 
 
-# What kubectl's messages mean, and the exit code of each.
-
-
 _KLOG = re.compile(r"^[EWIF]\d{4} ")
 """Beginning of a line that kubectl's libraries log for developers."""
 _FORBIDDEN = re.compile(
@@ -221,9 +218,6 @@ _ERRORS: tuple[tuple[Pattern[str], Callable[[Match[str], str], KubectlError]], .
     (re.compile(r"Invalid timeout value|unknown flag|invalid argument"), _option),
 )
 """Patterns of kubectl's messages in order: the first that occurs decides."""
-
-
-# The objects of one job: the FluxTraining, its pods, the events of both, and Kueue's workload.
 
 
 _WORKLOADS = "workloads.kueue.x-k8s.io"
@@ -328,9 +322,6 @@ def _workload(kubectl: Kubectl, job: Manifest, pods: list[Manifest]) -> Manifest
         return kubectl.get(_WORKLOADS, group_of(job))
     except KubectlError:
         return None  # its absence is no news: the gate says what is waited for
-
-
-# Rows of text in columns, and text that is safe on a terminal.
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

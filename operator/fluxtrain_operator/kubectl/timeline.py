@@ -127,9 +127,6 @@ def _event(event: Mapping[str, Any]) -> Entry:
     return Entry(event_time(event), about, str(event.get("reason") or ""), message)
 
 
-# ``kubectl fluxtrain goodput [NAME]``: productive and lost time of one job, or of all.
-
-
 _NONE = "-"
 _SPENT, _PRODUCTIVE = "timeSpent", "step"
 """Status field with the seconds spent by cause, and the cause that is productive. All others are lost time;

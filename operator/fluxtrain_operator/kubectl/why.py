@@ -219,9 +219,6 @@ def remedy(reason: str, job: str, namespace: str, pod: str = "") -> str:
     return Template(text).substitute(job=job, namespace=namespace, pod=pod)
 
 
-# Why a pod does not run, from its status and its events.
-
-
 _PATIENCE_SECONDS = 90.0
 """A pod that is deleted may take this long beyond its grace period; later, its node is in question."""
 _CREATING = ("ContainerCreating", "PodInitializing")
@@ -354,9 +351,6 @@ def _joined(text: str, message: object) -> str:
     return f"{text}: {message}".rstrip(".") if message else text
 
 
-# Facts: one job's objects and the time, as the rules of ``why`` read them.
-
-
 _ABSENT: Mapping[str, Any] = {"status": "Unknown", "reason": "", "message": ""}
 
 
@@ -456,9 +450,6 @@ def _component(manifest: Manifest) -> str | None:
     labels = manifest["metadata"].get("labels") or {}
     component: str | None = labels.get(names.LABEL_COMPONENT)
     return component
-
-
-# The rules of ``why`` in order: the first that applies says what a job does or waits for. Pure.
 
 
 _SOON_SECONDS = 15.0

@@ -218,9 +218,6 @@ def _delete(
         yield Delete("Pod", pod.name, pod.uid, grace_seconds, reason)
 
 
-# The objects that a job misses: which to create now, and how many pods were requested.
-
-
 MAX_PODS_PER_PLAN = 64
 """Training pods that one plan creates; more follow in further plans, so that other jobs are not delayed."""
 

@@ -165,10 +165,6 @@ def _candidates(situation: Situation) -> Iterator[str]:
     )
 
 
-# The jobs of ``startAfter``: which of them are complete, or have ended, also if they are gone by
-# now.
-
-
 COMPLETE, FAILED = "Complete", "Failed"
 _REMEDY = "it, or take it out of spec.lifecycle.startAfter"
 
@@ -203,9 +199,6 @@ def predecessor_state(name: str, phase: str | None) -> str:
     return f"{name} is {phase or 'new'}" + (f"; recreate {_REMEDY}" if phase == FAILED else "")
 
 
-# Deleted pods that run no longer and that finalizers of others keep: their names are not free.
-
-
 KEPT_BY_FINALIZERS = "KeptByFinalizers"
 
 
@@ -227,9 +220,6 @@ def rendezvous_name(situation: Situation) -> str:
     taken = {pod.name for pod in situation.observed.kept_rendezvous}
     candidates = (names.rendezvous(situation.job.name, number) for number in count(1))
     return next(name for name in candidates if name not in taken)
-
-
-# Pods whose labels somebody has changed: reported, or replaced if no watch finds them any more.
 
 
 LABELS_CHANGED = "LabelsChanged"

@@ -346,9 +346,6 @@ class Guard:
         return self.observed.nodes.get(pod.node) or NodeView(pod.node)
 
 
-# Deletions, and why pods are deleted: every deletion of a pod has a reason of this table.
-
-
 class Reason(StrEnum):
     """A reason to delete a pod; docs/operator.md has the same table."""
 
@@ -409,9 +406,6 @@ class Delete:
     """None: the object's own grace period; 0: force deletion."""
     reason: Reason | None = None
     """Why a pod is deleted; None for other kinds."""
-
-
-# Why a pod failed, and whether that counts against the restart budget.
 
 
 SHORT_LIVED_SECONDS = 60.0

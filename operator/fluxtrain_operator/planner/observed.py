@@ -137,9 +137,6 @@ def _keeping_finalizers(existing: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in items(metadata, "finalizers") if name not in _BRIEF_FINALIZERS]
 
 
-# Owner references: an object belongs to its controller, by uid, whatever its name and labels are.
-
-
 def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the controller's owner reference; empty if the object has none."""
     references = manifest["metadata"].get("ownerReferences") or ()
@@ -149,9 +146,6 @@ def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def is_controlled_by(manifest: Mapping[str, Any], uid: object) -> bool:
     """Return whether the controller of the object has ``uid``."""
     return bool(uid) and controller_of(manifest).get("uid") == uid
-
-
-# Observed: an immutable snapshot of one job's pods, progress and nodes.
 
 
 TRANSITION = "transition"

@@ -149,9 +149,6 @@ def _with_exit(decision: Decision, failure: Failure) -> Decision:
     return replace(decision, exit_code=failure.pod.exit_code, error_line=failure.error_line)
 
 
-# The planner's rules in order: the first that applies decides what happens to the job.
-
-
 _FINISHING_SECONDS = 30.0  # agents wait 10 s for each other when their trainers exit
 _STALLED_GRACE_SECONDS = 30  # stalled processes write no checkpoint
 

@@ -503,9 +503,6 @@ def first_counted(attempt: int, process: int) -> CountedRestarts:
     return CountedRestarts(attempt=attempt, process=process)
 
 
-# Decision: what happens to a job, and why; the rules return it.
-
-
 @dataclass(frozen=True)
 class Decision:
     """What happens to the job, and why."""

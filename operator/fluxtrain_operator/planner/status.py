@@ -357,10 +357,6 @@ def _eta(situation: Situation, phase: Phase) -> str | None:
     return duration(remaining)
 
 
-# Times of the status: start, suspensions, how the time was spent, and when progress alone is
-# written.
-
-
 _WRITE_SECONDS, _WRITE_JITTER = 60.0, 0.25
 """Interval of two status writes for progress alone, and by which fraction of it jobs differ."""
 _NEW_SECONDS, _NEW_WRITE_SECONDS = 300.0, 5.0
@@ -498,10 +494,6 @@ def node_problem(situation: Situation) -> tuple[str, str] | None:
         text = "is not ready; it is kept while training goes on with it"
         return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"
     return None
-
-
-# The heads of the MLPerf log's chain that the operator has seen: a run's later code cannot change
-# them.
 
 
 def next_heads(before: Sequence[LogHead], progress: Progress | None, now: float) -> list[LogHead]:

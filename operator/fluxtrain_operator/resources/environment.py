@@ -136,10 +136,6 @@ def _trainer(job: Job) -> dict[str, str]:
     }
 
 
-# The time that a training pod has to save a checkpoint after SIGTERM, from the size of its share of
-# one.
-
-
 _MIN_SECONDS = 180
 """For the present step, the copy to host memory, the write of a small checkpoint, and the exit."""
 _MAX_SECONDS = 3600

@@ -193,9 +193,6 @@ def _priority(job: Job) -> Manifest:
     return {} if name is None else {"priorityClassName": name}
 
 
-# The pod of a slot: a revision's pod, at the place that the spec asks for, with what only it has.
-
-
 @dataclass(frozen=True)
 class Slot:
     """A training pod to create."""

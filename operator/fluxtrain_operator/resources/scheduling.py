@@ -123,9 +123,6 @@ def _native_name(job: Job) -> str:
     return names.native_group(job.name, job.spec.nodes.min)
 
 
-# Queueing: Kueue admits all pods of an attempt together, as one pod group.
-
-
 class PodState(Protocol):
     """What queueing reads of an observed pod."""
 
@@ -234,9 +231,6 @@ _NO_QUEUE, _KUEUE = Queueing(), Kueue()
 def queueing_of(job: Job) -> Queueing:
     """Return how the pods of ``job`` are queued."""
     return _NO_QUEUE if job.spec.scheduling.queue_name is None else _KUEUE
-
-
-# Affinity and tolerations of the pods.
 
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

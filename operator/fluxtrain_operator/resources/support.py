@@ -28,10 +28,6 @@ def headless_service(job: Job) -> Manifest:
     return supporting_object(job, "v1", "Service", names.service(job.name), spec=spec)
 
 
-# The NetworkPolicy: pods of a job reach each other; the operator and Prometheus reach the metrics
-# port.
-
-
 _DNS_PORTS = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
 _EVERY_POD: Manifest = {"namespaceSelector": {}}
 
@@ -79,9 +75,6 @@ def _to(destination: Destination) -> Manifest:
     return {"to": [destination.manifest()], **({"ports": ports} if ports else {})}
 
 
-# The PodDisruptionBudget: a drain evicts no pod of an elastic job below ``nodes.min``.
-
-
 DISRUPTION_BUDGET = "PodDisruptionBudget"
 
 
@@ -94,9 +87,6 @@ def disruption_budget(job: Job) -> Manifest | None:
     spec = {"minAvailable": nodes.min, "selector": selector}
     name = names.disruption_budget(job.name)
     return supporting_object(job, "policy/v1", DISRUPTION_BUDGET, name, spec=spec)
-
-
-# Metadata of the objects of a job: labels, owner reference, and the applied hash.
 
 
 def metadata(job: Job, name: str, component: str = names.TRAINER) -> Manifest:
@@ -127,9 +117,6 @@ def supporting_object(
     manifest = {"apiVersion": version, "kind": kind, "metadata": annotated, **content}
     annotated["annotations"] = {names.ANNOTATION_APPLIED: digest(hashed or manifest)}
     return manifest
-
-
-# The config map of a revision: immutable, and named by its content.
 
 
 PLACEMENT = (

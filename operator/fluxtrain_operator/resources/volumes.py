@@ -113,9 +113,6 @@ def _source(volume: Volume | None) -> Manifest:
     return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
-# The resources of the training container: CPU, memory, GPUs and RDMA devices.
-
-
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 """Default requests, without snapshots and weights in host memory. They are small, so that every node with
 that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU beside pods

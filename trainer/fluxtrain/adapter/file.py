@@ -324,9 +324,6 @@ def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Updat
     return Update(outputs, tuple(pieces))
 
 
-# Metadata of LoRA files: kohya's keys and hashes, ModelSpec's, and peft's config for diffusers.
-
-
 Metadata = dict[str, str]
 _CLIP_PREFIX = f"{TEXT_ENCODER}.text_model."
 _LEGACY_OFFSET, _LEGACY_BYTES = 0x100000, 0x10000
@@ -488,9 +485,6 @@ def dtype_of(tensors: Mapping[str, Tensor]) -> torch.dtype:
     return counts.most_common(1)[0][0]
 
 
-# Reads and writes LoRA files; what is read may come from anywhere.
-
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_BYTES = 1 << 33
 """Of a LoRA: one of rank 512 of all layers has some 5 GB."""
@@ -574,9 +568,6 @@ def _require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise DataError(
                 f"{path}: {name} is not finite in {str(tensor.dtype).removeprefix('torch.')}"
             )
-
-
-# What a LoRA file holds, for people.
 
 
 _SHOWN = (

@@ -61,9 +61,6 @@ class MergedWeights:
             yield name, tensor
 
 
-# Updates of the CLIP text encoder: found in adapters, and added to a loaded encoder.
-
-
 Added = Sequence[tuple[AdapterFile, float]]
 """Adapters that are added, each with its strength."""
 
@@ -113,9 +110,6 @@ def updated(clip: TextModel, added: Added) -> TextModel:
             total = weight.float().cpu()
             weight.copy_(torch.add(total, update.change(total), alpha=strength))
     return replace(clip, encoder=encoder)
-
-
-# The low-rank part of the difference of two models.
 
 
 _EXTRA = 16

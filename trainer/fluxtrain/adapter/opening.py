@@ -73,10 +73,6 @@ def model_of(config: RunConfig, models_root: Path) -> Weights | None:
     return weights
 
 
-# The adapters that a run begins with: the updates of a file, as parameters of the run's own
-# adapters.
-
-
 def initial_parameters(
     config: RunConfig, models_root: Path, tell: Callable[[str], object] = lambda text: None
 ) -> dict[str, Tensor]:

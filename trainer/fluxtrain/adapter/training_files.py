@@ -116,9 +116,6 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
     }
 
 
-# The adapter that a run trains, from its model or from a checkpoint.
-
-
 def trained_adapter(layers: Sequence[AdaptedLayer], tensors: Mapping[str, Tensor]) -> Adapter:
     """Return the adapter of ``layers`` whose parameters are ``tensors`` by name.
 

@@ -289,9 +289,6 @@ def product_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) 
     return Product(tensors, 1.0 if alpha is None or rank is None else alpha / rank)
 
 
-# The updates of an adapter's layers: low-rank ones and Kronecker products.
-
-
 AnyUpdate = Update | Product
 Adapter = dict[str, AnyUpdate]
 """The updates by the layers' names in BFL's layout: ``double_blocks.0.img_attn.qkv``."""

@@ -67,9 +67,6 @@ def _compared(figure: Published, results: Sequence[Result]) -> str:
     return str(figure)
 
 
-# The table of a benchmark's measurements, as text.
-
-
 _GIB = 1 << 30
 _HEADINGS = (
     "image",
@@ -149,9 +146,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "-" if reserved is None else f"{reserved / _GIB:.1f}",
         f"{row['data_wait_fraction']:.0%}",
     ]
-
-
-# benchmark.png: throughput and memory over the micro batch, and the scaling over ranks.
 
 
 matplotlib.use("Agg")  # needs no display

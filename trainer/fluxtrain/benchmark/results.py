@@ -154,9 +154,6 @@ def settings(config: RunConfig) -> Iterator[Setting]:
         yield replace(setting, num_sizes=num_sizes, largest=largest)
 
 
-# What a trial ran on: the device, the versions, and what was decided by them.
-
-
 def facts(config: RunConfig, world: World) -> dict[str, Any]:
     """Return the facts, as JSON."""
     has_gpu = world.device.type == "cuda"
@@ -170,9 +167,6 @@ def facts(config: RunConfig, world: World) -> dict[str, Any]:
         "rocm": torch.version.hip,
         "compiled": compiles(config.parallel, world.device),
     }
-
-
-# The process of this rank in a trial: started, watched, and killed with what it holds of the GPU.
 
 
 _OF_THE_AGENT = ("TORCHELASTIC_ERROR_FILE", ENV_FATAL_ERROR, ENV_TERMINATION_MESSAGE, ENV_SNAPSHOTS)
@@ -258,10 +252,6 @@ class TrialProcess:
                 self._progressed = rank.progressed
                 self._endpoint.set_phase(rank.phase)
                 self._endpoint.alive()
-
-
-# The results of a benchmark: kept after each trial, so that one that is stopped goes on where it
-# was.
 
 
 JSON_FILE, CSV_FILE = "benchmark.json", "benchmark.csv"

@@ -78,9 +78,6 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise StoppedError("stopped; what was measured is kept, and the same command goes on")
 
 
-# Which trials a benchmark consists of: the search, the batches below its result, and the scaling.
-
-
 _GIB = 1 << 30
 
 
@@ -181,9 +178,6 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-# The search for the largest micro batch that fits: by doubling, then by bisection.
-
-
 def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> int:
     """Return the largest batch from 1 to ``most`` that ``fits``; 0 if there is none.
 
@@ -224,9 +218,6 @@ def batches_up_to(largest: int) -> list[int]:
     """Return the powers of two below ``largest``, and ``largest``; nothing if it is 0."""
     powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent < largest]
     return [*powers, largest] if largest else []
-
-
-# The errors of a benchmark that can be found before anything is started.
 
 
 def check_benchmark(config: RunConfig, paths: RunPaths) -> None:

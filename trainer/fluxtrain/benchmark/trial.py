@@ -73,10 +73,6 @@ def in_turn(counts: Mapping[Size, int], turns: int) -> Sequence[Size]:
     return [size for size in sorted(whole) for _ in range(whole[size])]
 
 
-# The process of one rank of a trial: takes a few training steps, and ends with a code that says
-# why.
-
-
 EXIT_OUT_OF_MEMORY = 12
 """Exit code of a process that had no memory left."""
 FACTS_FILE = "facts.json"

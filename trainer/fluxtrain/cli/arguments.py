@@ -52,10 +52,6 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"got {text[:80]!r}; must be a number") from None
 
 
-# ``--help-fields``: the fields of ``spec.run`` that can be set on the command line, from the
-# models.
-
-
 _PARAGRAPH = textwrap.TextWrapper(
     96, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
 )
@@ -179,9 +175,6 @@ def hugging_face(environment: Mapping[str, str]) -> dict[str, str]:
     if environment.get("HF_CACHE") and not environment.get("HF_HOME"):
         return {"HF_HOME": str(Path(environment["HF_CACHE"]) / "huggingface")}
     return {}
-
-
-# What several commands share: arguments, a job file with overrides, and starting the trainers.
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

@@ -291,9 +291,6 @@ def pack_data(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-# What ``fluxtrain data check`` found, as text and as JSON.
-
-
 _MAX_NAMED, _MAX_BUCKETS = 5, 20
 
 

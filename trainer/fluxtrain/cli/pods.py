@@ -30,10 +30,6 @@ def run_agent(arguments: argparse.Namespace) -> int:
     return main(arguments.termination_log)
 
 
-# ``fluxtrain rendezvous``: form the generations of a job's agents; the command of the rendezvous
-# pod.
-
-
 _MAX_LOST_SECONDS = 3600
 _MAX_PORT = 65535
 _MAX_NUMBER = 2**31 - 1

@@ -212,9 +212,6 @@ def _count_or_all(word: str) -> int | None:
     return None if word == "all" else _count(word)
 
 
-# ``fluxtrain prepare encoders``: T5, CLIP and the autoencoder from a folder, a manifest or the Hub.
-
-
 _PLACE = "DIR|MANIFEST|hf://ORG/NAME"
 _OPTIONS = {
     "t5": "folder of T5 in transformers' format, with its tokenizer",

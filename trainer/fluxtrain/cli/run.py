@@ -160,9 +160,6 @@ def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     return f"{paths.output}: this run is over ({state.status} at step {state.step})."
 
 
-# ``--nodes``, ``--rendezvous`` and ``--node-rank``: several nodes of a run, without Kubernetes.
-
-
 _SLURM_RANK, _SLURM_TASKS = "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE"
 _LARGEST_PORT = 65535
 _MAX_SECONDS = 86_400.0
@@ -260,9 +257,6 @@ def _seconds(text: str | None) -> float:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
-
-
-# The summary that ``fluxtrain run`` prints at the end: the result and the output files.
 
 
 def print_summary(output: Path, config: RunConfig) -> None:

@@ -72,9 +72,6 @@ def export(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-# ``fluxtrain import``: convert published weights to the single file that a run starts from.
-
-
 def add_import(commands: Commands) -> None:
     """Add the command's parser; the action is that of ``fluxtrain export``."""
     text = "convert published weights for training"
@@ -84,10 +81,6 @@ def add_import(commands: Commands) -> None:
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     parser.set_defaults(to="bfl", adapter=[], strength=None, models=Path())
     add_target(parser)
-
-
-# ``fluxtrain adapter convert|merge|extract|info|resize``: what is done with LoRA files beside
-# training.
 
 
 _SOURCE = "LoRA file of any layout, or a run or checkpoint with adapters"

@@ -123,10 +123,6 @@ class StrictModel(BaseModel):
         return {field.alias or name: name for name, field in cls.model_fields.items()}
 
 
-# Validate values against a model; errors name the field's path, the given value and the allowed
-# ones.
-
-
 Model = TypeVar("Model", bound=StrictModel)
 
 
@@ -246,10 +242,6 @@ def _resolve(model: type[StrictModel], location: Iterable[int | str], at: str) -
             mapping, key = non_null(node), part
             node = value_schema(mapping) or mapping
     return node, path
-
-
-# Descriptions of fields and of their allowed values, for errors, ``--help-fields`` and the API
-# server.
 
 
 Schema = dict[str, Any]

@@ -127,10 +127,6 @@ def resize_crop(
     return image.resize((box[2] - box[0], box[3] - box[1]), kernel, part)
 
 
-# The base of image data sets in files: finds samples by index, decodes them, and names unreadable
-# ones.
-
-
 Spans = Int64[np.ndarray[Any, Any], "n 2*m"]
 """Offset and size of each sample's image, caption and, in some sets, metadata."""
 _MAX_BYTES = (MAX_MEMBER_BYTES, MAX_CAPTION_BYTES, MAX_METADATA_BYTES)

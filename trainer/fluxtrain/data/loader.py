@@ -303,10 +303,6 @@ def _zero(encodings: Encodings, bad: Tensor, text: bool) -> None:
         getattr(encodings, name)[bad] = 0
 
 
-# The batches of a loader on the device; a GPU copies the next one while it computes with the
-# present one.
-
-
 class DeviceBatches(Iterator[AnyBatch]):
     """An iterator over batches on ``device``.
 

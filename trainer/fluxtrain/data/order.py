@@ -262,9 +262,6 @@ class BucketOrder:
         return self._bounds[2]
 
 
-# The bucket of an image: the size that it is brought to, and the rectangle that is kept of it.
-
-
 @dataclass(frozen=True)
 class Placement:
     """How an image is brought to the size of its bucket: it is resized, cropped, and may be mirrored."""

@@ -168,10 +168,6 @@ class FileDataset(ABC):
         return parts
 
 
-# Encoded data sets: text encodings and latents' distributions in safetensors shards, read at
-# random.
-
-
 class ShardDataset(FileDataset):
     """The samples of a folder that :class:`ShardWriter` wrote."""
 

@@ -294,9 +294,6 @@ class StreamWriter(SampleWriter):
         """Append ``samples`` to ``file``."""
 
 
-# Writes encoded data sets as safetensors shards, in the layout that data/shard_dataset.py reads.
-
-
 _ALIGNMENT = 64
 
 

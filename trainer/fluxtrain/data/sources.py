@@ -82,9 +82,6 @@ def _read_array(path: Path, dims: int) -> Tensor:
     return values[0]
 
 
-# Opens the data sets of a run and validates them against its config.
-
-
 PARTS = ("train", "validation")
 Source = Dataset | ImageDataset
 Pictures = tuple[Dataset, EmptyText, Dataset | None]

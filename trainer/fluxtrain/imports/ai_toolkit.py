@@ -147,9 +147,6 @@ SAMPLES: Mapping[str, Option] = {
 }
 
 
-# The options of ai-toolkit's YAML for FLUX.1, by their names below ``config.process[0]``.
-
-
 _JOB: Mapping[str, Option] = {
     "job": automatic("the task is train"),
     "config.name": fields(["adapter_file.name"], common.file_name),

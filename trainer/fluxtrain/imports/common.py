@@ -172,9 +172,6 @@ def of_images(folders: str, path: str, read: Callable[[Reading, str], object]) -
     return convert
 
 
-# Conversions of options that change pictures and captions while they are read to ``data.variants``.
-
-
 CROPS, CAPTIONS = 4, 8
 """Copies that are encoded where the other trainer changes a picture or a caption whenever it is read."""
 NOTE = "copies are encoded beforehand: data.variants says how many"
@@ -247,10 +244,6 @@ def _if_on(reading: Reading, name: str, values: Values) -> Values:
         return {}
     _require_images(reading)
     return values
-
-
-# Optimizers of other trainers: which of ours is the same, and the settings that they have by
-# default.
 
 
 _ADAMW: Values = {
@@ -343,10 +336,6 @@ def ema(flag: str) -> Convert:
         return {}
 
     return convert
-
-
-# Which blocks and layers other trainers select by parts of diffusers' names, as fields of
-# ``adapter``.
 
 
 SELECTION_FIELDS = ("adapter.double_blocks", "adapter.single_blocks", "adapter.layers")

@@ -172,9 +172,6 @@ def _refused(path: Path, text: str) -> ConfigError:
     return ConfigError(str(path), UNSET, text)
 
 
-# Commands: kohya's options on a command line, as in the scripts that guides and GUIs write.
-
-
 _COMMANDS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt")
 _KOHYAS = r"flux_train(_network)?\.py"
 _SCRIPTS = (
@@ -264,9 +261,6 @@ def _words(text: str, path: Path, escape: str = "\\") -> list[str]:
         return list(lexer)
     except ValueError as error:
         raise _refused(path, f"invalid command: {error}") from None
-
-
-# SimpleTuner's config.env: variables of a shell, most by the names of options in capitals.
 
 
 _VARIABLES = {
@@ -378,9 +372,6 @@ def _refuse_variables(lines: Sequence[Line]) -> None:
             raise ConfigError(line.option, line.value, text)
 
 
-# The files that SimpleTuner's config.json names: backends of data, and LyCORIS' options.
-
-
 Options = Mapping[str, object]
 BACKENDS, LYCORIS = "data_backend_config", "lycoris_config"
 _CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds", "distillation_cache")
@@ -477,9 +468,6 @@ def _conditioning(chosen: Options, backends: list[dict[str, object]]) -> dict[st
             options = ("conditioning_type", "instance_data_dir")
             return {f"conditioning.{name}": backend.get(name) for name in options}
     return {}
-
-
-# The file that an import writes, and its report: every option with what became of it.
 
 
 _LISTED = (Fate.MISSING, Fate.UNKNOWN, Fate.INERT, Fate.ELSEWHERE)

@@ -192,9 +192,6 @@ TRAINING: Mapping[str, Option] = {**_OPTIMIZER, **_LENGTH, **_FLOW}
 """In the order of reports."""
 
 
-# Conversions of options for aspect-ratio buckets to ``data.buckets``.
-
-
 Read = Callable[[Reading, str], object]
 _STEP, _NO_UPSCALE = "bucket_reso_steps", "bucket_no_upscale"
 SETTINGS: Sequence[tuple[str, str, Read, object]] = (
@@ -250,9 +247,6 @@ def _check_step(reading: Reading, name: str) -> None:
             raise reading.wrong(name, f"must divide {option}, which is {default} if not given")
 
 
-# Conversions of options for samples.
-
-
 def prompt_file(reading: Reading, name: str) -> Values:
     """Return the file of prompts; sd-scripts' TOML and JSON have no counterpart."""
     path = reading.text(name)
@@ -271,9 +265,6 @@ def with_prompts(convert: Convert) -> Convert:
         return values
 
     return only
-
-
-# The options of kohya's sd-scripts for FLUX.1: flux_train_network.py and flux_train.py.
 
 
 _PATH = "a relative path is below --models"

@@ -383,10 +383,6 @@ def prediction(reading: Reading, name: str) -> Values:
     raise reading.wrong(name, "must be raw, additive or sigma_scaled")
 
 
-# Adapters of CLIP-L in kohya's sd-scripts, which trains them unless only the transformer is asked
-# for.
-
-
 FIELDS = ["adapter.clip.rank", "adapter.clip.alpha"]
 RATE = "adapter.clip.rate"
 ALL_UP, UP = "adapter.rates.up", "adapter.clip.up"

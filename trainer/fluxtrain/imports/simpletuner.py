@@ -171,9 +171,6 @@ PICTURES: Mapping[str, Option] = {**_SOURCE, **_CAPTIONS, **_SIZES}
 """In the order of reports."""
 
 
-# The options of SimpleTuner's config.json for FLUX.1, by their names without dashes.
-
-
 _IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _MODEL: Mapping[str, Option] = {
     "model_family": fields([], values.family, note="must be flux"),

@@ -373,9 +373,6 @@ def dropout(reading: Reading, name: str) -> Values:
     return {}
 
 
-# SimpleTuner's file for LyCORIS, as ``lycoris.*``: a lokr of some layers.
-
-
 _MLPS = ("img_mlp", "txt_mlp")
 _FIELDS = tuple(f"adapter.ranks.{kind}" for kind in (*_MODULATIONS, *_MLPS))
 _LYCORIS_TARGETS, _FACTORS = (

@@ -151,9 +151,6 @@ class Reading:
         return ConfigError(name, self.value(name), allowed)
 
 
-# Option: a row of a table, one option of another trainer and what becomes of it.
-
-
 Values: TypeAlias = Mapping[str, object]
 """Values of fields by their paths below ``spec.run``."""
 Convert: TypeAlias = Callable[[Reading, str], Values]
@@ -233,9 +230,6 @@ def each(names: str, row: Option) -> dict[str, Option]:
     return dict.fromkeys(names.split(), row)
 
 
-# Kind: another kind of training, which no option of ours makes; it is refused by name.
-
-
 @dataclass(frozen=True)
 class Kind:
     """A kind of training without a counterpart, and the option that asks for it."""
@@ -283,9 +277,6 @@ def _other_kinds(trainer: Trainer, reading: Reading) -> list[ConfigError]:
             )
             break
     return list(found.values())
-
-
-# Go through a trainer's table: the values of ``spec.run``, and what became of every option.
 
 
 @dataclass(frozen=True)
@@ -452,9 +443,6 @@ def _with_sources(errors: list[ConfigError], sources: Mapping[str, Line]) -> Ite
         else:
             path = error.path.removeprefix("spec.run.")
             yield ConfigError(line.option, line.value, f"{path} {error.allowed}")
-
-
-# Read a small file of another trainer: TOML, JSON or YAML.
 
 
 _DEEPEST = 32

@@ -107,9 +107,6 @@ def _rendezvous(address: str) -> MembershipRendezvous:
     return MembershipRendezvous(Client(host, int(port), key, beat), agent, address)
 
 
-# What agents in pods and on nodes without Kubernetes share: heartbeats, lost rendezvous, SIGTERM.
-
-
 RETRY_SECONDS = 1.0
 """Between two attempts to join: a rendezvous that another agent closed stays closed until somebody acts."""
 

@@ -79,10 +79,6 @@ def _memlock_warning(limit: int) -> str:
     )
 
 
-# The folder in memory for snapshots: created for a run on this machine, emptied when the launcher
-# ends.
-
-
 _ATTEMPTS = 10
 _RESERVE_PART = 0.5
 """Trainers drop their snapshots earlier; this is for those that no trainer has mapped."""

@@ -218,9 +218,6 @@ def _serve_others(sessions: Sessions, code: int) -> None:
         time.sleep(1)
 
 
-# The rendezvous of a node without Kubernetes: no operator acts, so a wait has an end.
-
-
 _REFUSED_SECONDS = 2 * LOST_SECONDS
 """The rank of a node that was killed is free again before."""
 

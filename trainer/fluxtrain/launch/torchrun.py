@@ -211,9 +211,6 @@ def trainer_progress(
             del os.environ[ENV_NODE_PROGRESS]
 
 
-# torchrun's agent of one node, which knows of the other nodes by `Peers`.
-
-
 _RESTART_SECONDS = 30
 """From SIGTERM to SIGKILL of trainers that start again: torchrun's default."""
 _EXIT_BARRIER_SECONDS = 10
@@ -313,9 +310,6 @@ class ElasticAgent(LocalElasticAgent):
         super()._rendezvous(worker_group)
         if self._has_failed and (self._were_stopped or self._peers.were_interrupted()):
             self._remaining_restarts += 1
-
-
-# The launcher around torchrun: starts the trainers of this machine and returns how they ended.
 
 
 MALLOC_SETTINGS = {

@@ -160,9 +160,6 @@ def _log(name: str, namespace: str | None) -> str:
     )
 
 
-# The FluxTrainings of a campaign: equal but for name, seed and output folder, one after another.
-
-
 LABEL = "campaign"
 """Label of the jobs of a campaign, with its name. Set by `fluxtrain mlperf campaign`, read by selectors."""
 MOST_RUNS = 100
@@ -242,10 +239,6 @@ def _job(file: Mapping[str, Any], number: int, parallel: int) -> dict[str, Any]:
         "metadata": {"name": name, **kept, "labels": labels},
         "spec": merge(spec, own),
     }
-
-
-# The runs of a campaign as they are now: ended, training, waiting or failed, from folders or a
-# cluster.
 
 
 State = Outcome | Literal["failed"]

@@ -267,9 +267,6 @@ def _list(values: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-# Which lines the log has after each record: a resume removes those after its checkpoint.
-
-
 @dataclass(frozen=True)
 class ChainedLine:
     """A line of the log, and the number of the record that has it."""

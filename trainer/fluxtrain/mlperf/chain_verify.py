@@ -129,9 +129,6 @@ def _brief(text: str) -> str:
     return parse(0, text).key[:60] or text[:60]
 
 
-# Whether the configuration and the checkpoints in the folder of a run are those of its chain.
-
-
 _DRAWN = ("seed", RANDOM_SEED)
 """A field with this value in the file has the drawn one in the chain."""
 
@@ -224,9 +221,6 @@ def _damage(checkpoint: Path) -> str:
     return ""
 
 
-# The heads of a run's chain that the operator has seen: `status.logHeads` of the job.
-
-
 _CLOCKS_SECONDS = 300.0
 """The clocks of a node and of the operator differ by less."""
 
@@ -295,9 +289,6 @@ def _seconds(time: str) -> float | None:
         return datetime.fromisoformat(time).timestamp()
     except ValueError:
         return None
-
-
-# Whether each record of a chain follows the one before it, and what the resumes changed in the log.
 
 
 _ENDED_AGAIN = ("run_stop", "eval_start")
@@ -382,9 +373,6 @@ def _key(text: str) -> str:
     return parse_line(0, text).key or text[:40]
 
 
-# What the record of a start of all ranks says: who trains what, from which state, and as whom.
-
-
 _PIECE_BYTES = 1 << 20
 _SUFFIX = ".safetensors"
 
@@ -467,9 +455,6 @@ def _sha256(path: Path, stop: threading.Event) -> str:
     return digest.hexdigest()
 
 
-# What the verification of a run's log found.
-
-
 @dataclass
 class Verdict:
     """Findings, of which each means that the log cannot be believed, and notes, which do not."""
@@ -495,9 +480,6 @@ class Verdict:
     def holds(self) -> bool:
         """Return whether nothing was found."""
         return not self.findings
-
-
-# Verifies the log of a run by its chain, and the chain by the heads that the operator has seen.
 
 
 def verify(

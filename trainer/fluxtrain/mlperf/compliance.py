@@ -127,9 +127,6 @@ def _records(output: str) -> list[str]:
     return ["\n".join(record) for record in records]
 
 
-# The allowed values of each key of a ``flux1`` log, and the field of the job that sets it.
-
-
 @dataclass(frozen=True)
 class KeyRule:
     """The values that the checker accepts for a key, how to fix others, and why the key may be missing."""
@@ -192,9 +189,6 @@ KEY_RULES: dict[str, KeyRule] = {
     "averaged_validation_loss": KeyRule(_LOSS, absent=_NOT_EVALUATED),
 }
 """The rules of rulesets 5.1.0 to 6.1.0; ``init_stop`` and ``evaluation_frequency`` depend on other lines."""
-
-
-# Explain the checker's messages: what is wrong, what is allowed and what to change.
 
 
 _INIT_MINUTES = {"closed": 30, "open": 240}

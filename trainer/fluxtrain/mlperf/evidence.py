@@ -258,9 +258,6 @@ def read_object(path: Path) -> Mapping[str, Any] | None:
     return values
 
 
-# The failed runs of a package: their logs, and a file with the reason of each.
-
-
 _RUNS = "runs"
 
 

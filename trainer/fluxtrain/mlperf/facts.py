@@ -274,10 +274,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-# The software that this process runs: versions of packages, and fluxtrain's sources by their
-# digest.
-
-
 SOURCE = Path(__file__).parents[1]
 """The folder of fluxtrain's sources."""
 _UNKNOWN = "unknown"
@@ -343,9 +339,6 @@ def _git(folder: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return completed.stdout.strip() if completed.returncode == 0 else ""
-
-
-# The events of the MLPerf log before a run starts: MLCommons' keys and their actual values.
 
 
 Event = tuple[str, object]  # key, value

@@ -124,9 +124,6 @@ def _script(more: str, lines: list[str]) -> str:
     return _HEAD.format(more=more) + "\n".join(lines) + "\n"
 
 
-# ``SYSTEM_fluxtrain.json`` of a package: this implementation on this system, as data.
-
-
 _LOGGED = (
     *("submission_org", "submission_division", "global_batch_size", "micro_batch_size"),
     *("gradient_accumulation_steps", "train_samples", "eval_samples"),
@@ -163,9 +160,6 @@ def implementation_json(
         "image": image,
         "in_container": software.in_container,
     }
-
-
-# The statement of a package on how its runs differ from MLPerf's reference.
 
 
 DEVIATIONS_FILE = "deviations.md"
@@ -330,9 +324,6 @@ def _write_script(path: Path, text: str) -> None:
     path.chmod(_EXECUTABLE)
 
 
-# The image of the runs by its digest, and the Dockerfile of a package.
-
-
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _OPTION = "--image"
 _HOW = "the imageID in the status of the run's pods: kubectl get pod NAME -o yaml"
@@ -405,9 +396,6 @@ def dockerfile(software: Software, image: str | None) -> str:
     )
 
 
-# The FluxTraining of a packaged run: the job that ran, with its configuration and seed in full.
-
-
 _STORAGE = {
     "data": {"persistentVolumeClaim": {"claimName": "data"}},
     "models": {"persistentVolumeClaim": {"claimName": "models"}},
@@ -454,9 +442,6 @@ def _told_spec(run: Run) -> dict[str, Any]:
     if (gpus := count_of(run.system, "accelerators_per_node")) is not None:
         spec["gpusPerNode"] = gpus
     return spec
-
-
-# ``README.md`` of a package: what ran, and the steps to repeat it.
 
 
 _TEMPLATE = Path(__file__).parent / "templates/README.md"
@@ -532,9 +517,6 @@ def _told(number: int, run: FailedRun) -> str:
 def _row(name: str, run: Run) -> str:
     time = f"{run.minutes:.2f}" if run.samples else ""
     return f"| {name} | {run.value('seed')} | {run.samples or 'did not converge'} | {time} |"
-
-
-# The software of the runs of a result, as their nodes reported it: the same in all of them.
 
 
 NODES_FILE = "nodes.json"

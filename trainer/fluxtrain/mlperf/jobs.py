@@ -170,10 +170,6 @@ def _kept(values: Mapping[str, Any], *names: str) -> Object:
     return {name: values[name] for name in names if name in values}
 
 
-# The FluxTraining that ran in a cluster, beside the log that was fetched: its spec, its image by
-# digest.
-
-
 RAN_JOB_FILE = "job.json"
 """In the folder of a fetched run."""
 _HEADS = "logHeads"

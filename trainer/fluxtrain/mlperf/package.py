@@ -106,9 +106,6 @@ def _write_json(path: Path, values: object) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-# The system description of a submission, from the nodes' logs and the submitter's file.
-
-
 FIELDS: dict[str, str] = {
     "submitter": "the organisation, as in the logs",
     "division": "closed or open, as in the logs",

@@ -148,9 +148,6 @@ class _Mlp(nn.Module):
         return out
 
 
-# What it costs to train adapters of CLIP: frozen weights, FLOPs, and activations that are saved.
-
-
 _SAVED_UNITS = 26
 """Units, a tensor of the tokens as wide as CLIP, that a layer saves: both norms' inputs and outputs, q, k, v,
 attended heads, which are saved in two shapes, and of the MLP four, each four units wide."""

@@ -305,9 +305,6 @@ def _unit(config: RunConfig) -> int:
     return config.model.hidden_size * BYTES[config.precision.compute]
 
 
-# What adapters change in the moments of a block's passes.
-
-
 def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> BlockMoments:
     """Return ``moments`` of block ``index``, double blocks first, with its adapters.
 
@@ -420,9 +417,6 @@ def _modulation_units(config: RunConfig, is_adapted: bool) -> int:
 def _unsaved_unit(config: RunConfig) -> int:
     """Return the bytes of one token as wide as the model."""
     return config.model.hidden_size * BYTES[config.precision.compute]
-
-
-# Which blocks have their frozen weights in host memory, and the bytes of these; without torch.
 
 
 BUFFERS = 2

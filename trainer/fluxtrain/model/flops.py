@@ -98,9 +98,6 @@ def rows_of(name: str, image_tokens: int, text_tokens: int) -> int:
     return text_tokens if "txt_" in name else image_tokens
 
 
-# Which blocks recompute their activations.
-
-
 def is_recomputed(index: int, fraction: float) -> bool:
     """Return whether block ``index`` is one of ``fraction`` of the blocks, spread evenly.
 

@@ -105,10 +105,6 @@ def _norms(name: str, head: int, others: list[str]) -> Iterator[Entry]:
         yield Entry(f"{name}.{which}.scale", (head,), ((f"{other}.weight", head),))
 
 
-# The factors of a Kronecker product that updates a weight (LoKr), as LyCORIS divides it; without
-# torch.
-
-
 @dataclass(frozen=True)
 class Kronecker:
     """Shapes of w1 and w2, whose Kronecker product has the shape of a weight; each may be of low rank."""
@@ -176,9 +172,6 @@ def divided(count: int, factor: int) -> tuple[int, int]:
     limit = math.isqrt(count) if factor < 0 else min(factor, math.isqrt(count))
     smaller = next(each for each in range(limit, 0, -1) if count % each == 0)
     return smaller, count // smaller
-
-
-# The linear layers that get a LoRA adapter, with their ranks; without torch.
 
 
 BLOCKS = ("double_blocks", "single_blocks")

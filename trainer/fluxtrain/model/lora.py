@@ -95,9 +95,6 @@ def _mixed(x: Int[Tensor, ...]) -> Int[Tensor, ...]:
     return x ^ (x >> 16)
 
 
-# LoRA and DoRA: linear layers whose output gets a low-rank update, the only part that is trained.
-
-
 _LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
 PARAMETERS = ("lora_A", "lora_B", MAGNITUDE, *_LOKR)
 """Names of an adapter's parameters in its layer: down to the rank and up again, or a product's factors."""

@@ -76,9 +76,6 @@ def update(optimizer: Optimizer, norm: Tensor, max_norm: float, bad_step: Tensor
     optimizer.step(scale, found_inf=(bad_step != NEVER).float())
 
 
-# The learning rate of each step: linear warm-up, then one of the schedules that trainers agree on.
-
-
 def learning_rate(step: int, optim: OptimConfig, schedule: ScheduleConfig) -> float:
     """Return the learning rate of ``step``, counted from 1: warm-up, constant, decay."""
     if step <= schedule.warmup_steps:

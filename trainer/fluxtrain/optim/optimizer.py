@@ -258,9 +258,6 @@ def _local_gradient(parameter: nn.Parameter) -> Tensor:
     return local_part(parameter.grad)
 
 
-# A vector that all ranks compute with, of which each rank saves and loads its rows.
-
-
 class RowVector:
     """``values``, the same on all ranks, and ``rows``, divided as the parameters are."""
 
@@ -279,9 +276,6 @@ class RowVector:
         """Read the values from the rows of all ranks; every rank must call this."""
         if self.rows is not self.values:
             self.values.copy_(whole(self.rows))
-
-
-# Gradients of all parameters divided by one number, in float32: in place, or a few at a time.
 
 
 class ScaledGradients:

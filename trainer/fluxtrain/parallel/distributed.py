@@ -297,9 +297,6 @@ class StopRequest:
         return work, flag
 
 
-# This rank's part of a sharded tensor, and sums over all parts.
-
-
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether ranks may have different parts of ``tensor``."""
     return isinstance(tensor, DTensor)

@@ -109,9 +109,6 @@ def _values_of_moments(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> 
     return rows + _values_of((columns,), num_shards)
 
 
-# The batches that data loaders keep in /dev/shm, from the config alone; without torch.
-
-
 _HELD = 2
 """Batches that a rank holds beside those loaded ahead: the one in use, and the one that is being pinned."""
 _CAPTION_BYTES = 8192

@@ -260,10 +260,6 @@ def exchange(device: torch.device, peer: int, group: dist.ProcessGroup) -> Calla
     return run
 
 
-# Texts of all ranks in the store of the process group, which works if a link between two ranks does
-# not.
-
-
 class RankStore:
     """Waits and exchanges through the store; every rank must make the same calls, each name once."""
 
@@ -288,9 +284,6 @@ class RankStore:
         return [value.decode() for value in self._store.multi_get(keys)]
 
 
-# How long work on a device takes.
-
-
 def timed(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that ``work`` takes on ``device``."""
     begin = time.perf_counter()
@@ -298,9 +291,6 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begin
-
-
-# Which nodes exchange data with each other: rounds in which each node meets one other at most.
 
 
 _MIN_PARTNERS = 3
@@ -330,10 +320,6 @@ def partner(node: int, num_nodes: int, turn: int) -> int | None:
     if found == node:
         found = last
     return found if found < num_nodes else None
-
-
-# Which ranks are unfit: slower than the median of all ranks, in matrix products or with all
-# partners.
 
 
 _VERDICT_MIN_PARTNERS = 2

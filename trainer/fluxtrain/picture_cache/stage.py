@@ -160,10 +160,6 @@ def count_done(work: CachedPictures) -> int:
     return sum(name in existing for name in names)
 
 
-# Whether a run that goes on has all its encodings: then its source is neither listed nor fetched
-# again.
-
-
 def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPictures | None:
     """Return the samples of a run that is not ``is_new``, if all of them are in its cache; else None.
 

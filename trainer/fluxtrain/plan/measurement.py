@@ -197,9 +197,6 @@ def _groups(model: Flux) -> dict[Axis, dist.ProcessGroup]:
     return {axis: mesh.get_group(axis) for axis in AXES if axis in (mesh.mesh_dim_names or ())}
 
 
-# Counts what a step sends in each collective, its FLOPs, and the kernels that it launches.
-
-
 _C10D = torch.ops.c10d
 _FUNCTIONAL = torch.ops._c10d_functional
 _FLASH = "_scaled_dot_product_flash_attention"
@@ -285,9 +282,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = self._axes[name], operation
         self._calls[key] += 1
         self._bytes[key] += sum(tensor.nbytes for tensor in content)
-
-
-# One optimizer step of rank 0, on a batch without values.
 
 
 MOST_MICRO_BATCHES = 2
@@ -416,9 +410,6 @@ def _kernels(config: RunConfig, num_streams: int) -> int:
     return sum(len(_CALL.findall(code)) for code in codes)
 
 
-# FLUX.1's published encoders without weights.
-
-
 def encodes(config: RunConfig) -> bool:
     """Return whether the step encodes images, which only FLUX.1's published encoders can be made for."""
     published = has_published_text_encoders(config) and config.encoders.autoencoder_kind == "flux"
@@ -485,9 +476,6 @@ def _tokens(captions: list[str], max_length: int, **_: object) -> Any:
 
     ids = torch.zeros(len(captions), max_length, dtype=torch.int64)
     return BatchEncoding({"input_ids": ids})
-
-
-# A process group of any size whose collectives do nothing: this process is rank 0 of it.
 
 
 @contextmanager

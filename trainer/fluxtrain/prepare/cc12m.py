@@ -345,9 +345,6 @@ def _sample(position: int, key: str, members: list[Member]) -> RawSample:
     return RawSample(position, key, images[0], captions[0])
 
 
-# Sources of raw CC12M tars: a folder, the server of a manifest, or the Hugging Face Hub.
-
-
 Value = TypeVar("Value")
 _FLAG = "--input"
 
@@ -470,9 +467,6 @@ def _by_name(given: str, by_path: dict[str, Value]) -> dict[str, Value]:
     if len(by_name) < len(tars):
         raise DataError(f"{given}: two of its tars have the same name")
     return by_name
-
-
-# CC12M for MLPerf: raw ``cc12m-wds`` tars in, cleaned tars out, as the reference cleans them.
 
 
 NUM_SAMPLES = 1_099_776

@@ -267,10 +267,6 @@ def _downloaded(manifest: str, scratch: Path) -> LocalFolder:
     return LocalFolder(scratch)
 
 
-# ``encoders.json`` below the models root: size and SHA-256 of each file of the encoders, for
-# comparison.
-
-
 RECORD = "encoders.json"
 Sums = dict[str, dict[str, Any]]
 

@@ -238,9 +238,6 @@ def _read(output: EncodedOutput, samples: range) -> InputBatch:
     return InputBatch(images, captions, keys, steps, faults)
 
 
-# Collects the encodings of one shard on the host and writes them.
-
-
 @dataclass
 class ShardBuffer:
     """The encoded samples of ``shard`` so far; unreadable ones are left out and listed in ``dropped``."""

@@ -171,10 +171,6 @@ def _output(
     return EncodedOutput(part, field_path, data_root / name, dataset, size, settings)
 
 
-# Reports the progress of the preprocess task: /metrics and /progress on each node, log lines from
-# rank 0.
-
-
 _MAX_DROPPED_LOGGED = 20
 
 

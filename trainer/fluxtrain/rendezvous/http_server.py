@@ -96,9 +96,6 @@ class Connections:
                 del self._by_address[address]
 
 
-# The limit of open files, which connections count towards.
-
-
 def raise_limit(wanted: int) -> int:
     """Let this process open ``wanted`` files, or as many as it may; return its limit.
 
@@ -109,9 +106,6 @@ def raise_limit(wanted: int) -> int:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return wanted if soft == resource.RLIM_INFINITY else soft
-
-
-# The lines of a request before its body: bounded together.
 
 
 MAX_HEAD = 1 << 14

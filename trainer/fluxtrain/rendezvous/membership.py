@@ -46,9 +46,6 @@ class Restarts(dict[int, RecordedRestart]):
             del self[min(self)]
 
 
-# The agents of one attempt: who is in the current generation, and when the next one forms.
-
-
 HEARTBEATS_PER_SECOND = 1000.0
 """Of all agents together; in larger worlds each sends fewer."""
 LOST_HEARTBEATS = 3.0

@@ -48,10 +48,6 @@ def rank_order(place: int | None, key: str, agent: str) -> tuple[object, ...]:
     return place is None, place or 0, natural(key), agent
 
 
-# Messages between the agents of a job and its rendezvous service: JSON over HTTP, signed with the
-# job's key.
-
-
 PATH = "/heartbeat"
 SIGNATURE_HEADER = "Fluxtrain-Signature"
 MAX_BYTES = 1 << 20

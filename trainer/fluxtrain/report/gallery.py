@@ -141,9 +141,6 @@ def _averaged(points: Sequence[Point]) -> list[Point]:
     return [*means, points[-1]]
 
 
-# The sample images of a run as small pictures for a page: rows are prompts, columns are steps.
-
-
 MOST_STEPS, MOST_PROMPTS = 12, 32
 _SIDE, _SMALL = 320, 128
 _QUALITY = 85
@@ -252,9 +249,6 @@ class Pictures:
 
 def _name(step: int) -> str:
     return f"step_{step:07d}"
-
-
-# A run as one HTML page that needs nothing else: no script, no other file, no network.
 
 
 Figure = tuple[str, str]
@@ -389,9 +383,6 @@ def _settings(contents: Contents) -> Iterable[str]:
     yield f'<h2>Settings</h2><table class="settings">{rows}</table>'
     text = escape(json.dumps(contents.config, indent=2, ensure_ascii=False))
     yield f"<details><summary>every field</summary><pre>{text}</pre></details>"
-
-
-# The page of a run: takes what is logged, writes gallery.html, and is served as the run goes on.
 
 
 _FRESH_SECONDS = 2.0

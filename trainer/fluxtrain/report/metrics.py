@@ -186,10 +186,6 @@ class Metrics:
         self.bad_samples = counter("bad_samples", "Samples that could not be read.")
 
 
-# Training speed between two log lines: samples and model FLOPs per second, MFU, and the memory it
-# takes.
-
-
 _TERA = 1e12
 
 

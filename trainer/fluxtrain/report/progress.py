@@ -222,10 +222,6 @@ def _exists(pid: int) -> bool:
     return True
 
 
-# Collectives that have not ended, from torch's flight recorder: they tell what a hung rank waits
-# for.
-
-
 _MAX_LISTED = 3
 
 

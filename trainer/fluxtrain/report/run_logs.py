@@ -240,9 +240,6 @@ def _division(config: RunConfig, shares: BatchShares, world: World) -> str:
     return text
 
 
-# Where a run will reach its target, and where MLCommons' reference runs reach MLPerf's.
-
-
 class Convergence:
     """Forecasts the samples to the target after each evaluation; on rank 0."""
 
@@ -280,9 +277,6 @@ class Convergence:
         forecast = samples_to_target(self._evaluations, self._target, self._every)
         self._metrics.target_samples.set(math.nan if forecast is None else forecast)
         self._progress.update(targetSamples=forecast)
-
-
-# The ledger: one file per rank with the samples that it used in each step.
 
 
 class Ledger:

@@ -64,9 +64,6 @@ def _history(output: Path, run: RunState, global_batch_size: int) -> list[Entry]
     return sorted(entries, key=lambda entry: entry[0])
 
 
-# Whether the packages of the logs and sinks that a run uses are installed; none is imported.
-
-
 def require_packages(config: RunConfig) -> None:
     """Raise ConfigError if ``config`` is of a training that uses a log or sink without its package."""
     logging = config.logging
@@ -89,9 +86,6 @@ def uses_wandb(config: RunConfig) -> bool:
 def _require(path: str, given: object, package: str, extra: str = "") -> None:
     if find_spec(package) is None:
         raise ConfigError(path, given, needs(package, extra or package))
-
-
-# The numbers of a record of metrics.jsonl under the names that dashboards group by.
 
 
 _GROUPS = {
@@ -127,9 +121,6 @@ def scalars(record: Record) -> dict[str, float]:
     return found
 
 
-# A sink: takes what is logged, in order of the training samples.
-
-
 class Sink(Protocol):
     """Takes records of metrics.jsonl and sample images; it is used by one thread."""
 
@@ -145,9 +136,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Keep and send everything."""
-
-
-# TensorBoard: event files by torch's own writer, on the axis of training samples.
 
 
 class TensorBoardSink:
@@ -292,9 +280,6 @@ class WandbSink:
                 finish_timeout=_SEND_SECONDS,
             ),
         )
-
-
-# The thread of a sink: training neither waits for it nor fails with it.
 
 
 OPEN_SECONDS = 10.0

@@ -121,10 +121,6 @@ def _typical(entries: Sequence[Straggler]) -> Straggler:
     )
 
 
-# The own times of all ranks: gathered at log steps, as gauges, and the straggler among them at
-# /progress.
-
-
 class RankTimesReport:
     """Reports the times of the ranks of one world, and its straggler; every rank must have one."""
 

@@ -106,10 +106,6 @@ def folder_size(folder: Path) -> int:
     return total
 
 
-# Checksums of files: the size of each, and a CRC-32 for each block, so that ranks can share the
-# reading.
-
-
 BLOCK_BYTES = 1 << 24
 _PIECE_BYTES = 1 << 20
 """Bytes that are read or written at once: they stay in the processor's cache for the checksum."""
@@ -250,9 +246,6 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-# A bounded cache of open file descriptors: a large data set has more files than a process may open.
 
 
 class _Descriptors:

@@ -84,9 +84,6 @@ class Progress:
         return self._spent.get(phase, 0.0) + present
 
 
-# Temporary signal handlers.
-
-
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -99,9 +96,6 @@ def handled(handler: Handler, *signums: signal.Signals) -> Iterator[None]:
     finally:
         for signum, previous in before.items():
             signal.signal(signum, previous)
-
-
-# Numbers with units, as text.
 
 
 _DECIMAL = ("", "k", "M", "G", "T", "P", "E")

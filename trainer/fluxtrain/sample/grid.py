@@ -233,9 +233,6 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-# Draws images and their prompts in a grid, as one PNG.
-
-
 _CAPTION_HEIGHT, _GAP, _PER_ROW = 30, 6, 6
 _SMALL, _LARGEST = 128, 384
 """Images up to the first side are drawn twice as large; larger ones to the second side at most."""
@@ -281,9 +278,6 @@ def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines[:max_lines])
-
-
-# PNGs with the settings of their image in text fields.
 
 
 def text_fields(config: RunConfig, prompt: Prompt) -> dict[str, str]:

@@ -185,9 +185,6 @@ def _reason(error: BaseException) -> str:
     return lines[-1] if lines else repr(error)
 
 
-# The safetensors file that a rank writes of a checkpoint, in the form that torch's reader loads.
-
-
 _NAME = "shard-{:05d}-model-00001-of-00001.safetensors"
 _METADATA = {"format": "pt", "DCP_VERSION": "1.0"}
 _OFFSETS = "DCP_SHARDING_INFO"

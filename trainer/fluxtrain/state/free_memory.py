@@ -176,9 +176,6 @@ def _values(path: Path) -> dict[str, int]:
     return {words[0]: int(words[1]) for words in lines}
 
 
-# Looks at the free memory in a thread, the more often the less there is.
-
-
 _FASTEST_GROWTH = 8e9
 """Bytes per second: memory that grows no faster is noticed before it touches the reserve."""
 _SHORTEST, _LONGEST = 0.05, 1.0

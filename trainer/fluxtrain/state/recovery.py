@@ -193,10 +193,6 @@ def _shared_volume(config: RunConfig, paths: RunPaths, world: World) -> Path | N
     return paths.snapshots if len(volumes) == world.size else None
 
 
-# Finds the newest snapshot when the ranks start, and loads it from the memory of the nodes that
-# have it.
-
-
 @dataclass(frozen=True)
 class Found:
     """A complete snapshot."""

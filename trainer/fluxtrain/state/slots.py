@@ -163,9 +163,6 @@ def _values(output: Path) -> dict[str, int]:
     return values
 
 
-# Which copies of images exist, on which nodes, and which snapshot is the newest complete one.
-
-
 IMAGE, RECORD = ".image", ".json"
 """Suffixes of an image and of the record that makes it valid."""
 MAX_RECORD_BYTES = 1 << 12
@@ -259,9 +256,6 @@ def nearest(copies: Sequence[Copy], node: int) -> Copy:
     return next(own, copies[node % len(copies)])
 
 
-# One slot in memory for the image of a rank: written in place, and valid only with its record.
-
-
 CHUNK_BYTES = 1 << 26
 """Most bytes that are reserved between two looks at the free memory."""
 _MADV_REMOVE = 9
@@ -353,9 +347,6 @@ def checksum(image: Tensor) -> int:
     """Return the CRC-32 of the bytes of ``image``."""
     content: Any = image.numpy()  # numpy's types do not say that it has a buffer
     return zlib.crc32(content)
-
-
-# The slots of a rank: two for its own image and, with a partner, two for another rank's.
 
 
 HOLD_SECONDS = 10.0
@@ -517,9 +508,6 @@ class Slots:
         largest = offsets(self.tensors, Shard(0, self.shard.count))[-1]
         images = 1 if source_of(self.world, self.shard) is None else 2
         return self.world.local_size * largest * images
-
-
-# Each node's images are copied to the memory of the next node in rank order.
 
 
 def source_of(world: World, shard: Shard) -> int | None:

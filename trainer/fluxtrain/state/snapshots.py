@@ -259,9 +259,6 @@ def _record_event(world: World) -> torch.cuda.Event | None:
     return event
 
 
-# How often a snapshot is taken, from what the last ones cost.
-
-
 MAX_COST = 0.01
 """Largest part of the training time that training may wait for snapshots."""
 FIRST = 10

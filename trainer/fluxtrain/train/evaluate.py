@@ -66,9 +66,6 @@ def _mean(totals: list[float], counts: list[float], faults: list[str]) -> Evalua
     return Evaluation(loss, by_timestep, int(sum(counts)), tuple(faults))
 
 
-# Limits on unreadable samples: ``spec.run.data.max_bad_fraction``.
-
-
 _MAX_NAMED = 3
 
 

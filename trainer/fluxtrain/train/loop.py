@@ -412,9 +412,6 @@ def _is_due(step: int, period: int) -> bool:
     return period > 0 and step % period == 0
 
 
-# The model of a training as it begins, or goes on: its weights, and adapters that it begins with.
-
-
 def initial_model(
     config: RunConfig,
     paths: RunPaths,

@@ -347,9 +347,6 @@ class Passes:
         return self._reduce * parameters if self._is_sharded else 0
 
 
-# Bytes of batches on the device: the one in use, and those that a GPU copies ahead.
-
-
 _BATCH_FLOAT32, _INT64 = 4, 8
 _PER_SAMPLE = 2 * _BATCH_FLOAT32 + _INT64
 """Timestep, weight, and the key of its draws on the device."""
@@ -467,9 +464,6 @@ def _parts(model: ModelConfig, num_shards: int) -> Iterator[tuple[tuple[int, ...
     for entry in entries(model):
         rows, *columns = entry.shape
         yield entry.shape, -(-rows // num_shards) * prod(columns)
-
-
-# Whether gathered weights are freed after the forward pass, where the config leaves it open.
 
 
 ROOM = 0.8

@@ -72,9 +72,6 @@ def update(
     return norm, bad_step
 
 
-# The check for a loss or gradients that are not finite.
-
-
 def require_finite(
     bad_step: Tensor,
     checkpoints: Checkpoints,

@@ -97,9 +97,6 @@ def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str
         yield list(group)
 
 
-# Says what a safetensors file is that holds no transformer of FLUX, by the names of its tensors.
-
-
 _KINDS = (
     (
         ("lora_down", "lora_up", "lora_A", "lora_B", "lokr_", "hada_w"),
@@ -123,10 +120,6 @@ def what_it_is(names: Iterable[str]) -> str:
         if any(part in name for part in parts for name in known):
             return f"; it holds {kind}"
     return ""
-
-
-# Read weights of any supported layout under BFL's tensor names: all shapes first, then single
-# tensors.
 
 
 _IN_CHECKPOINT = "model.diffusion_model."

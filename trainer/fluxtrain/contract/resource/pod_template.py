@@ -76,9 +76,6 @@ class Resources(ApiModel):
     """Maximum size of /dev/shm; if unset, computed from the batches that the data loaders keep in it."""
 
 
-# spec.storage: the volumes mounted at /data, /models and /output.
-
-
 _PART = "[A-Za-z0-9][A-Za-z0-9._-]*"
 OutputFolder = Annotated[
     str,
@@ -167,10 +164,6 @@ class Storage(ApiModel):
     creates: a program of the job cannot reach the results of other jobs. ``outputFolder`` is within it."""
 
 
-# Credentials belong in Secrets, not in a resource that many may read: the rule against literal
-# ones.
-
-
 _NAMES = ("_TOKEN", "_SECRET", "_KEY", "_PASSWORD")
 """How the names of variables with credentials end: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY."""
 _VALUES = ("hf_", "AKIA", "ASIA", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_")
@@ -212,9 +205,6 @@ NO_LITERAL_CREDENTIAL = Rule(
     others=("name",),
 )
 """The rule of every environment variable: what is in a resource, can be read by whoever may view it."""
-
-
-# spec.podTemplate: a patch for a job's pods, and the fields that are reserved for the operator.
 
 
 TRAINER = "trainer"

@@ -85,9 +85,6 @@ class WandbConfig(StrictModel):
     which ``wandb sync`` sends later; ``disabled``: do nothing."""
 
 
-# The submitter's part of the configuration.
-
-
 class MLPerfConfig(StrictModel):
     """Submitter's entries of the MLPerf log."""
 
@@ -103,9 +100,6 @@ class MLPerfConfig(StrictModel):
     """submission_status of the MLPerf log."""
 
 
-# PreflightConfig, ``spec.run.preflight``: a check of all devices and links before training.
-
-
 class PreflightConfig(StrictModel):
     """A check before training: each rank's matrix products, and its exchanges with other nodes, are compared
     with the median of all ranks."""
@@ -116,9 +110,6 @@ class PreflightConfig(StrictModel):
     seconds: Annotated[float, Field(gt=0, le=600)] = 20.0
     """Longest time of the matrix products and of the all-reduces together; at least two of each run. An
     exchange between two nodes that takes half of it has timed out."""
-
-
-# ``spec.run.benchmark``: what the benchmark task measures.
 
 
 _Sizes = Annotated[
@@ -160,9 +151,6 @@ class BenchmarkConfig(StrictModel):
     """Memory of a rank without a GPU; null: four fifths of what is free, divided among the node's ranks."""
     trial_seconds: Annotated[int, Field(ge=1, le=86_400)] = 1800
     """A measurement that takes longer is ended, and counts as failed."""
-
-
-# ``spec.run.prepare``: the input of the prepare task.
 
 
 _SECRET_IN_URL = r"(?i)^[a-z+.-]+://[^/?#]*@|[?&][^=&]*(sig|token|key|credential|password)[^=&]*="
@@ -207,9 +195,6 @@ class PrepareConfig(StrictModel):
     """cc12m: file with indices to leave out, one per line, below the data root."""
     workers: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Worker processes; null: one per available core. The result does not depend on it."""
-
-
-# RunConfig, ``spec.run`` of a FluxTraining: the whole configuration of the trainer.
 
 
 PER_NODE: Final = "per-node"
@@ -462,10 +447,6 @@ class RunConfig(StrictModel):
     def latent_shape(self) -> tuple[int, int, int]:
         """Return the shape "ch h w" of one sample's latents, the largest, before packing."""
         return self.latent_channels, *self.data.largest_latent
-
-
-# Which ranks share one copy of the training state: replicas of equally many ranks, in rank order
-# (HSDP).
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,6 @@ def _rule(field: str, pattern: str, message: str, wanted: bool) -> Rule:
     return Rule(field, message, holds, cel)
 
 
-# TableConfig, ``spec.run.data.table``: the pictures in Parquet files.
-
-
 class TableConfig(StrictModel):
     """Which Parquet files of ``images``, and which of their columns, hold pictures and captions."""
 
@@ -99,10 +96,6 @@ class TableConfig(StrictModel):
     """Column of the pictures, as bytes or as Hugging Face's images; null: the first one of that kind."""
     caption_column: Label | None = None
     """Column of the captions; null: ``text``, ``caption`` or ``prompt``, if there is one."""
-
-
-# VariantsConfig, ``data.variants``: changed copies of pictures and captions, encoded before
-# training.
 
 
 class VariantsConfig(StrictModel):
@@ -137,10 +130,6 @@ class VariantsConfig(StrictModel):
 
 AS_THEY_ARE = VariantsConfig()
 """Each picture and caption is encoded once, unchanged."""
-
-
-# BucketsConfig: the sizes that images of other aspect ratios than 1 are brought to;
-# ``data.buckets``.
 
 
 PIXELS_PER_LATENT = 8
@@ -241,10 +230,6 @@ class BucketsConfig(StrictModel):
         return whole and any(width <= w and height <= h for w, h in sizes)
 
 
-# The sides of images and of latents, ``data.image_size`` and ``latent_size``: one decides the
-# other.
-
-
 IMAGE: Final = "image_size"
 LATENT: Final = "latent_size"
 _LATENT_SIDES = range(2, 4097, 2)
@@ -268,9 +253,6 @@ def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
         for key, value in values.items()
         if not (decided.get(key) in over and key not in over)
     }
-
-
-# DataConfig, ``spec.run.data``: the training and validation samples.
 
 
 UTF_8: Final = "utf-8"

@@ -125,9 +125,6 @@ def is_quantized(shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and shape[1] >= QUANTIZED_BLOCK
 
 
-# ScheduleConfig: length, batch size and learning rate schedule.
-
-
 Decay = Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynomial"]
 
 
@@ -171,9 +168,6 @@ class ScheduleConfig(StrictModel):
     """Half periods of ``cosine_with_restarts``, each of which begins at the full learning rate."""
     power: Annotated[Annotated[float, Field(gt=0, le=100)], IMMUTABLE] = 1.0
     """Exponent of ``polynomial``: what remains of the decay, to this power."""
-
-
-# FlowConfig: the training draws of rectified flow.
 
 
 TimestepSampling = Literal[

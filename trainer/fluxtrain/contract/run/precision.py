@@ -81,9 +81,6 @@ class PreprocessConfig(StrictModel):
     """Samples per forward pass of the encoders."""
 
 
-# PrecisionConfig: the data types of the training.
-
-
 Fp8 = Literal["none", "tensorwise", "rowwise"]
 FP8_MULTIPLE = 16
 """Matrix products in fp8 need dimensions that are multiples of it."""
@@ -155,9 +152,6 @@ WITHOUT_AVERAGED_STEPS = Rule(
     others=("optim.name",),
 )
 """Rules of RunConfig."""
-
-
-# SamplingConfig: images sampled during training, and by the tasks sample and evaluate.
 
 
 class SamplingConfig(StrictModel):

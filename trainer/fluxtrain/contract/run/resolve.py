@@ -54,10 +54,6 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-# Nulls of ``spec.run`` that `kubectl apply` would drop, so that a file would mean something else
-# there.
-
-
 _NONE = {"data.validation", "preprocess.train", "preprocess.validation"}
 """Fields that take the word none."""
 
@@ -94,9 +90,6 @@ def without_nulls(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: without_nulls(below) for key, below in value.items() if below is not None}
-
-
-# What a run needs of its data: errors before anything is opened.
 
 
 def require_data(config: RunConfig, at: str) -> None:
@@ -139,9 +132,6 @@ def _require_no_validation(config: RunConfig, at: str) -> None:
         raise ConfigError(f"{at}.sampling.prompts", UNSET, text)
 
 
-# What a run with buckets needs of its other fields: errors before anything is loaded.
-
-
 def require_buckets(config: RunConfig, at: str) -> None:
     """Raise ConfigError, with the path below ``at``, if ``config`` has buckets that it cannot train on."""
     data, buckets = config.data, config.data.buckets
@@ -171,9 +161,6 @@ def _require_side(buckets: BucketsConfig, side: int, path: str) -> None:
             "if it has no resolutions"
         )
         raise ConfigError(path, side, text)
-
-
-# What a run with adapters needs of its other fields: errors before anything is loaded.
 
 
 _TASKS = ("train", "benchmark")

@@ -188,9 +188,6 @@ def validate_timesteps(path: Path, values: Iterable[Any]) -> Array | None:
     return np.array(timesteps, dtype=np.int64)
 
 
-# NumPy's .npy files in the MLCommons sets: bfloat16 stored as uint16, never pickle.
-
-
 MAX_CELL_BYTES = 1 << 28
 """Maximum size of one encoding; the benchmark's T5 encodings have 2 MiB."""
 _MAX_HEADER_BYTES = 4096

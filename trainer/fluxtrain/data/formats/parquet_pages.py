@@ -131,10 +131,6 @@ def _natural(value: Any) -> int:
     return value
 
 
-# Reads structs of Thrift's compact protocol, in which parquet's metadata are, within a budget of
-# values.
-
-
 Struct = dict[int, Any]
 """The fields of a struct by their number; lists are Python's, binaries are bytes."""
 MAX_VALUES = 1 << 20

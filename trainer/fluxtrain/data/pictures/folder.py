@@ -323,9 +323,6 @@ def texts_beside(path: Path) -> Iterator[Path]:
             yield beside
 
 
-# The mark by which a contact sheet that was drawn of pictures is told from the pictures.
-
-
 FILE = "contact-sheet.png"
 """Name of a contact sheet, if no other is given; in a folder of pictures it must have this one."""
 MARK = ("Software", "fluxtrain contact sheet")

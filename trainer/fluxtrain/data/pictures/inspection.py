@@ -208,9 +208,6 @@ def _thumbnail(read: ReadPicture) -> Image.Image:
     return part
 
 
-# Draws the pictures of a folder, as they are trained, on one page.
-
-
 MAX_PICTURES = 400
 """More pictures would make a page of which nothing is seen."""
 _PER_ROW, _GAP, _TEXT_HEIGHT, _LINE, _FONT_SIZE = 8, 8, 42, 13, 11
@@ -315,9 +312,6 @@ def _fitted(fonts: Fonts, text: str) -> str:
     while text and fonts.length(f"{text}…") > THUMBNAIL:
         text = text[:-1]
     return f"{text}…"
-
-
-# Fonts for text of any script: matplotlib's DejaVu, and installed fonts for what it lacks.
 
 
 SUGGESTED = "Noto Sans CJK"

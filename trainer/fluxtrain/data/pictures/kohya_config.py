@@ -83,10 +83,6 @@ def _in_yaml(subset: Mapping[str, Any]) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-# The sizes in kohya's data set config, which must be those of the run: its model and plan depend on
-# them.
-
-
 BUCKET_OPTIONS = (
     *("enable_bucket", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"),
     "bucket_no_upscale",
@@ -176,9 +172,6 @@ def _fields(options: Mapping[str, Any]) -> str:
     return "{" + ", ".join(f"{name}: {value}" for name, value in fields.items()) + "}"
 
 
-# The options of kohya's data set config that change pictures and captions.
-
-
 VARIANT_OPTIONS: Mapping[str, str] = {
     "flip_aug": "flip",
     "shuffle_caption": "shuffle_caption",
@@ -232,10 +225,6 @@ def _uncounted(path: Path, place: str, given: object, field: str, number: int) -
 def _require_flag(path: Path, place: str, given: object) -> None:
     if not isinstance(given, bool):
         raise ConfigError(f"{path}: {place}", given, "must be true or false")
-
-
-# Reads kohya's data set config, TOML or JSON: general options, data sets, and their folders of
-# pictures.
 
 
 SUFFIXES = (".toml", ".json")
@@ -431,9 +420,6 @@ def _require_known(path: Path, at: str, options: Options, known: set[str]) -> No
             raise ConfigError(f"{path}: {place}", options[name], text)
 
 
-# Whether a path is a folder of pictures, or a source that must be fetched or unpacked.
-
-
 def source_of(given: str, path: Path) -> str:
     """Return ``given`` if it is a URL, ``path`` if it is of shards or tables, "" if it is of pictures.
 
@@ -459,9 +445,6 @@ def _holds_packed_only(folder: Path) -> bool:
             return False
         has_packed |= any(map(_is_packed, files))
     return has_packed
-
-
-# The settings of one folder of pictures.
 
 
 @dataclass(frozen=True)

@@ -274,9 +274,6 @@ def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 
-# How a picture is brought to the sizes at which it is trained.
-
-
 def placements(
     width: int, height: int, config: DataConfig, resolution: int | None = None
 ) -> tuple[Placement, ...]:

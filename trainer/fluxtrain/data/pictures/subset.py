@@ -263,9 +263,6 @@ def _repeated(pictures: list[TrainingPicture], wanted: int) -> list[TrainingPict
     ]
 
 
-# Reads a picture with its mask, and says how it is brought to the sizes at which it is trained.
-
-
 FAULTS = (PictureError, FileNotFoundError, PermissionError, IsADirectoryError)
 """Errors that belong to one file; others, such as those of a lost volume, end the run."""
 
@@ -317,9 +314,6 @@ def reason_of(error: Exception) -> str:
     """Return why a picture cannot be used, of one of FAULTS."""
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return reason or type(error).__name__
-
-
-# Which pictures of a run are held out of the training, for its evaluation.
 
 
 REPEATS = NUM_TIMESTEPS

@@ -361,9 +361,6 @@ def _caption(sample: dict[str, Any], encoding: str) -> bytes | None:
     return None if text is None else text.encode("utf-8-sig", "replace")
 
 
-# What a shard holds, kept in the cache while the shard itself is not: names, sizes and captions.
-
-
 @dataclass(frozen=True)
 class ShardListing:
     """The pictures of one shard, which is unpacked into a folder of its own."""
@@ -421,9 +418,6 @@ def joined(folder: Path, shards: Iterable[ShardListing]) -> Listing:
     reasons = dict(sorted(skipped.items())) | dict(sorted(faults.items()))
     left_out = dict(sorted(left_out.items()))
     return Listing(folder, pictures, reasons, left_out, is_streamed=True)
-
-
-# The rows of a parquet file of captions, read within bounds.
 
 
 _CAPTION_ROWS_AT_ONCE = 1 << 14

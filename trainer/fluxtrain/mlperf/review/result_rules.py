@@ -66,9 +66,6 @@ def rule(
     return decorate
 
 
-# Rules on the runs of one result: the same system and settings, seeds of their own, convergence.
-
-
 _SUBMISSION = (
     *("submission_org", "submission_platform", "submission_division", "submission_status"),
     "global_batch_size",

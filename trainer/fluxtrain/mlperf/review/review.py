@@ -139,9 +139,6 @@ def _places(names: Sequence[str]) -> str:
     return f"{shown} and {more} more: " if more > 0 else f"{shown}: "
 
 
-# The results in paths: logs and output folders are the runs of one, packages have several.
-
-
 def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Result]:
     """Return what ``paths`` hold: logs and output folders are the runs of one result, packages have several.
 

@@ -233,9 +233,6 @@ def _is_ranks(line: LogLine) -> bool:
     return isinstance(line.value, dict) and isinstance(line.value.get("num_ranks"), int)
 
 
-# Rules on the data of a run, and on the counts of samples in its log.
-
-
 _COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop", "run_stop")
 _SAMPLES_ORIGINAL = "Give the original log; fluxtrain counts each sample once."
 
@@ -328,9 +325,6 @@ def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
         if line.samples != every:
             yield f"{line.place} is of {line.samples} samples; the blocks of this run are of {every}"
             return
-
-
-# Rules on the quality measure: when it is evaluated, on what, and that it is a number.
 
 
 QUALITY = "9.4"
@@ -440,10 +434,6 @@ def _listed(first: Iterable[int | None], total: int) -> str:
     """Return the ``first`` of ``total`` counts, and how many more there are."""
     shown = ", ".join("no" if count is None else f"{count:,}" for count in first)
     return f"{shown} and {total - _SHOWN} more" if total > _SHOWN else shown
-
-
-# Rules on a run's settings: what the log says against the configuration, the system and the
-# benchmark.
 
 
 _FIELDS = {
@@ -591,9 +581,6 @@ def _has(values: Mapping[str, Any], path: str) -> bool:
 def _plain(value: object) -> object:
     """Return ``value`` as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
-
-
-# The rule that a run's log is the one that the chain beside it, or in the package, has.
 
 
 _SUBMISSION_RULES = ""
