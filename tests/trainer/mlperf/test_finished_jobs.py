@@ -12,7 +12,6 @@ from fluxtrain.mlperf import campaign
 from fluxtrain.mlperf import jobs as kubectl_calls
 
 OWN = {"metadata": {"name": "job-0123"}, "data": {"config.json": "{}", "pods.json": "{}"}}
-OTHER = {"metadata": {"name": "a"}, "data": {"other": ""}}
 EMPTY = {"metadata": {"name": "b"}}
 
 
@@ -20,9 +19,7 @@ def config_of(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: s
     """Return the config of a job with ``status`` if kubectl gives ``answer``; check what it is asked."""
 
     def kubectl(namespace: str | None, *arguments: str) -> str:
-        revision = status.get("revision")
-        asked = ("configmap", revision) if revision else ("configmaps",)
-        assert (namespace, arguments[: 1 + len(asked)]) == ("team", ("get", *asked))
+        assert (namespace, arguments[:3]) == ("team", ("get", "configmap", "job-0123"))
         return answer
 
     for module in (campaign, kubectl_calls):
@@ -31,18 +28,8 @@ def config_of(monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: s
     return campaign._config(job, "team")
 
 
-@pytest.mark.parametrize(
-    ("status", "answer"),
-    [
-        ({"revision": "job-0123"}, json.dumps(OWN)),
-        ({}, json.dumps({"items": [OTHER, EMPTY, OWN]})),
-    ],
-    ids=["of its revision", "of an operator without revisions"],
-)
-def test_the_config_is_found(
-    monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: str
-) -> None:
-    assert config_of(monkeypatch, status, answer) == "{}"
+def test_the_config_is_that_of_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_of(monkeypatch, {"revision": "job-0123"}, json.dumps(OWN)) == "{}"
 
 
 @pytest.mark.parametrize(
@@ -50,10 +37,8 @@ def test_the_config_is_found(
     [
         ({"revision": "job-0123"}, ""),
         ({"revision": "job-0123"}, json.dumps(EMPTY)),
-        ({}, json.dumps({"items": []})),
-        ({}, json.dumps({"items": [OTHER, EMPTY]})),
     ],
-    ids=["deleted", "emptied", "none", "others"],
+    ids=["deleted", "emptied"],
 )
 def test_a_config_that_is_gone_is_an_error_with_the_jobs_name(
     monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], answer: str

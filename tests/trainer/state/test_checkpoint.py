@@ -197,7 +197,7 @@ def test_a_checkpoint_of_a_version_without_a_field_had_its_default(tmp_path: Pat
     saved = json.loads(path.read_text())
     del saved["optim"]["name"], saved["flow"]
     path.write_text(json.dumps(saved))
-    (path.parent / "DONE").write_text("")  # of a version without checksums
+    (path.parent / "DONE").write_text("")
     run_state.check_same_run(resolve({"preset": "micro"}), path.parent)
     with pytest.raises(ConfigError) as refused:
         run_state.check_same_run(

@@ -133,18 +133,12 @@ def _fetch(
 
 def _config(job: dict[str, Any], namespace: str | None) -> str:
     """Return the resolved config, from the config map of the job's revision."""
-    name, revision = str(job["metadata"]["name"]), job["status"].get("revision")
-    if revision:
-        text = kubectl(
-            namespace, "get", "configmap", revision, "--ignore-not-found", "--output=json"
-        )
-        maps = [json.loads(text)] if text.strip() else []
-    else:  # of an operator without revisions
-        maps = items("configmaps", f"{LABEL_JOB}={name}", namespace)
-    for each in maps:
-        if CONFIG_FILE in each.get("data", {}):
-            return str(each["data"][CONFIG_FILE])
-    raise ConfigError(name, UNSET, "its config map is gone")
+    revision = str(job["status"].get("revision"))
+    text = kubectl(namespace, "get", "configmap", revision, "--ignore-not-found", "--output=json")
+    data = json.loads(text).get("data", {}) if text.strip() else {}
+    if CONFIG_FILE not in data:
+        raise ConfigError(str(job["metadata"]["name"]), UNSET, "its config map is gone")
+    return str(data[CONFIG_FILE])
 
 
 def _log(name: str, namespace: str | None) -> str:
