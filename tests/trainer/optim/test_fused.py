@@ -57,7 +57,7 @@ def test_a_launch_equals_torchs_fused_steps(
         taken += 1 - is_bad
         gradients = [gradient(size, dtype, misaligned) for size in SIZES]
         before = [each.clone() for each in (*ours, *moments[0], *moments[1], *copies)]
-        kernel.take((ours, gradients, *moments), copies, taken, CONFIG, 1e-2, scale, is_bad)
+        kernel.take((ours, gradients, *moments), copies, CONFIG, 1e-2, taken, scale, is_bad)
         if number == BAD_STEP:
             after = (*ours, *moments[0], *moments[1], *copies)
             assert all(map(torch.equal, before, after))

@@ -64,7 +64,7 @@ class AdamW(Optimizer):
         averages, squares = (self._parts(name) for name in self.names)
         if self._fused is not None and self._owned:
             tensors = self._weights, gradients, averages, squares
-            numbers = self.steps_taken, self._config, self._rate, grad_scale, found_inf
+            numbers = self._config, self._rate, self.steps_taken, grad_scale, found_inf
             return self._fused.take(tensors, self._rounded, *numbers)
         for group, rates in self._rates:
             with self._changing(group) as weights:

@@ -96,9 +96,9 @@ class FusedStep:
         self,
         tensors: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
         copies: Sequence[Tensor],
-        steps_taken: Tensor,
         config: OptimConfig,
         rate: float,
+        steps_taken: Tensor,
         grad_scale: Tensor,
         found_inf: Tensor,
     ) -> None:
