@@ -3,8 +3,8 @@
     python -m tests.run {test,quick,proof} [--repeat] [pytest's own options]
 
 `test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
-tests with kernels of older processors and other versions of torch. There are more lanes than cores: agents,
-trainers and a cluster mostly wait. Ends with the ten slowest tests, files and folders, all counts, and the
+tests with kernels of older processors and other versions of torch. There is one lane more than cores, as
+agents and a cluster mostly wait. Ends with the ten slowest tests, files and folders, all counts, and the
 errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
 reported as FLAKY, with both logs.
 """
@@ -52,14 +52,12 @@ SUITES = {
         "not proof",
         {
             "trainer": ("trainer",),
-            "trainings": ("trainer/state", "trainer/train"),
-            "operator": WITH_OPERATOR,
-            "nodes": (
-                *("trainer/launch", "trainer/picture_cache", "trainer/plan", "trainer/prepare"),
-                "trainer/report",
+            "operator": (
+                *WITH_OPERATOR,
+                *("trainer/launch", "trainer/model", "trainer/plan", "trainer/prepare"),
+                "trainer/rendezvous",
             ),
-            "agents": ("trainer/launch/test_agent.py", "trainer/rendezvous", "api_server"),
-            "cluster": ("cluster", "end_to_end"),
+            "cluster": REAL,
         },
     ),
     "quick": Suite(
