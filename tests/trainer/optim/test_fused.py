@@ -125,3 +125,9 @@ def test_a_gpu_that_triton_lacks_has_torchs_step(
     monkeypatch.setenv("CC", "true")  # a program that exists
     reason = missing_compiler(torch.device("cuda"))
     assert reason == ("a GPU of compute capability 7.0 is missing" if missing else None)
+
+
+def test_a_rank_that_owns_no_parameter_takes_the_step() -> None:
+    optimizer = optim.make_optimizer(nn.ParameterList([torch.empty(0, 4)]), CONFIG)
+    optimizer.step(torch.tensor(1.0), torch.tensor(0.0))
+    assert optimizer.steps_taken == 1

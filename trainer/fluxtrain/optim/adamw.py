@@ -69,7 +69,7 @@ class AdamW(Optimizer):
         for group, rates in self._rates:
             with self._changing(group) as weights:
                 own = gradients[group]
-                if own[0].dtype == torch.bfloat16:
+                if own and own[0].dtype == torch.bfloat16:
                     _, own = in_float32(own)
                 of_each = weights, own, averages[group], squares[group]
                 for factor, positions in rates:
