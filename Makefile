@@ -6,6 +6,7 @@ TORCH ?= auto
 TORCH_INDEX ?= https://download.pytorch.org/whl
 OUTPUT ?= runs/openmoji
 PYTEST_OPTIONS ?=
+SUITE ?= test
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2
 # ATen's plain kernels beside oneDNN's AVX-512 are in no processor, and torch's bfloat16 attention fails there.
 ISA := "$(AVX2)" "$(AVX2) ATEN_CPU_CAPABILITY=default"
@@ -52,8 +53,8 @@ lora: setup ## after make run: train examples/openmoji-lora.yaml, a style, in ab
 	$(BIN)/fluxtrain prepare openmoji
 	$(BIN)/fluxtrain run examples/openmoji-lora.yaml
 
-test: setup prepare-cluster ## run all tests but those of make proof; as root, those on a real cluster too
-	$(BIN)/python -m tests.run test $(PYTEST_OPTIONS)
+test: setup prepare-cluster ## run all tests but those of make proof (SUITE=all: those too); as root, those on a real cluster
+	$(BIN)/python -m tests.run $(SUITE) $(PYTEST_OPTIONS)
 
 test-quick: setup ## the tests that need no cluster and start no training of their own
 	$(BIN)/python -m tests.run quick $(PYTEST_OPTIONS)

@@ -1,12 +1,12 @@
 """Run the tests of a suite in several pytest processes at once, its lanes.
 
-    python -m tests.run {test,quick,proof} [--repeat] [pytest's own options]
+    python -m tests.run {test,quick,proof,all} [--repeat] [pytest's own options]
 
 `test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
-tests with kernels of older processors and other versions of torch. There is one lane more than cores, as
-agents and a cluster mostly wait. Ends with the ten slowest tests, files and folders, all counts, and the
-errors of all tests that failed. With ``--repeat`` a failed test runs once more; if it then passes it is
-reported as FLAKY, with both logs.
+tests with kernels of older processors and other versions of torch; `all` has both marks in one run. There
+is one lane more than cores, as agents and a cluster mostly wait. Ends with the ten slowest tests, files and
+folders, all counts, and the errors of all tests that failed. With ``--repeat`` a failed test runs once more;
+if it then passes it is reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
@@ -47,19 +47,18 @@ WITH_OPERATOR = (
     "trainer/mlperf",
 )
 """The operator's, and those of the trainer that make both lanes about equally long."""
-SUITES = {
-    "test": Suite(
-        "not proof",
-        {
-            "trainer": ("trainer",),
-            "operator": (
-                *WITH_OPERATOR,
-                *("trainer/launch", "trainer/model", "trainer/plan", "trainer/prepare"),
-                "trainer/rendezvous",
-            ),
-            "cluster": REAL,
-        },
+LANES = {
+    "trainer": ("trainer",),
+    "operator": (
+        *WITH_OPERATOR,
+        *("trainer/launch", "trainer/model", "trainer/plan", "trainer/prepare"),
+        "trainer/rendezvous",
     ),
+    "cluster": REAL,
+}
+SUITES = {
+    "test": Suite("not proof", LANES),
+    "all": Suite("proof or not proof", LANES),
     "quick": Suite(
         "not slow and not trains and not proof",
         {"trainer": ("trainer",), "operator": WITH_OPERATOR},

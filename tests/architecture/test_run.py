@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,11 +87,19 @@ def test_a_test_is_in_one_suite() -> None:
     assert SUITES["quick"].marks == f"not slow and not trains and {SUITES['test'].marks}"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
     assert "-m" not in settings["ini_options"]["addopts"].split(), "it would be in neither"
-    assert [line for line in (ROOT / ".ci/run").read_text().splitlines() if "make" in line] == [
-        "make setup TORCH=cuda # the wheel of pip's own index, which a machine without GPU can run too",
+    assert SUITES["all"] == replace(SUITES["test"], marks="proof or not proof")
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert [line.partition(" #")[0] for line in lines if line.startswith("make")] == [
+        "make setup TORCH=cuda",
         "make check",
-        *(f'make {name} PYTEST_OPTIONS="--repeat --fail-on-skip"' for name in ("test", "proof")),
+        *(f'make {name} {value}="{text}"' for (name, *_), (value, text) in run_by_proof()),
+        'make test SUITE=all PYTEST_OPTIONS="--repeat --fail-on-skip"',
     ]
+
+
+def run_by_proof() -> list[tuple[Sequence[str], list[str]]]:
+    """Return the commands of `make proof`, and the variable of each."""
+    return [(each, each[1].split("=", 1)) for each in SUITES["proof"].commands]
 
 
 @slow
