@@ -35,7 +35,7 @@ class Suite:
     lanes: Mapping[str, Sequence[str]]
     """Folders and files of each pytest process. Those inside what another lane has are not that one's."""
     commands: Sequence[Sequence[str]] = ()
-    """Make's targets, each with its variables, that run one after the other next to the lanes."""
+    """Make's targets, each with its variables, that run one after the other, after the lanes."""
 
 
 REAL = ("api_server", "cluster", "end_to_end")
@@ -166,12 +166,11 @@ def read(report: Path, result: Result) -> None:
 
 
 def run_all(suite: Suite, options: Sequence[str], folder: Path) -> dict[str, Result]:
-    """Run all lanes and commands at once."""
-    with ThreadPoolExecutor(len(suite.lanes) + 1) as pool:
+    """Run all lanes at once, then the commands, whose tests have deadlines that the lanes would break."""
+    with ThreadPoolExecutor(max(1, len(suite.lanes))) as pool:
         runs = {lane: pool.submit(run, suite, lane, options, folder) for lane in suite.lanes}
-        if suite.commands:
-            runs[MAKE] = pool.submit(make, suite.commands)
-        return {lane: future.result() for lane, future in runs.items()}
+        results = {lane: future.result() for lane, future in runs.items()}
+    return results | ({MAKE: make(suite.commands)} if suite.commands else {})
 
 
 def repeat(
