@@ -24,3 +24,12 @@ def test_without_a_terminal_a_line_is_logged_every_ten_seconds(
             bar.advance(500)
     assert stream.getvalue() == "clean 1,000/2,000  80.0/s  12 s left\n"
     assert reported == [(500, 2000), (1000, 2000), (1500, 2000)]
+
+
+def test_more_than_was_expected_leaves_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 12.0, 12.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream = io.StringIO()
+    with ProgressBar("clean", 100, stream) as bar:
+        bar.advance(120)
+    assert stream.getvalue() == "clean 120/100  10.0/s  0 s left\n"

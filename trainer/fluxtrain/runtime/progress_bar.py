@@ -82,7 +82,7 @@ class ProgressBar:
         if not self._bar.disable:
             self._bar.update(self.done - self._bar.n)
             return
-        rate, left = self.done / (now - self._begin), self.total - self.done
+        rate, left = self.done / (now - self._begin), max(0, self.total - self.done)
         counts = f"{self._amount(self.done)}/{self._amount(self.total)}"
         text = f"{left / rate:.0f} s left" if rate else "time left unknown"
         if not self.total:
