@@ -242,9 +242,7 @@ def _host_waits(step: Callable[[], object]) -> str:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [
-        w for w in warned if "synchroniz" in str(w.message) and "prototype" not in str(w.message)
-    ]
+    waits = [each for each in warned if "called a synchronizing" in str(each.message)]
     return f"; THE HOST WAITS {len(waits)} times in a step" if waits else "; no wait of the host"
 
 

@@ -26,9 +26,8 @@ _MAX_TRACE = 15 << 20
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 OTHER = "element-wise and norms"
 CATEGORIES = {  # the first that a name contains decides
-    OTHER: (
-        "triton_",
-    ),  # fused kernels, which have the names of all that they compute, such as cat
+    # fused kernels have the names of all that they compute, such as cat
+    OTHER: ("triton_",),
     "collective": ("nccl", "rccl", "all_gather", "reduce_scatter", "all_reduce"),
     "attention": ("flash", "fmha", "attention", "cudnn_generated", "sdpa", "aiter"),
     "matrix product": ("gemm", "cutlass", "nvjet", "cublas", "addmm", "aten::mm", "bmm", "cijk_"),
