@@ -51,6 +51,7 @@ class Contender:
 def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     """Return the step of this project's train.py."""
     from fluxtrain.model.loss import FlowLoss
+    from fluxtrain.parallel.compile import compiles
     from fluxtrain.parallel.parallelize import DTYPES, build_model
 
     config = setting.config(contender.overrides)
@@ -58,7 +59,10 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     model = build_model(config, world, random_weights(setting.model))
     compute = DTYPES[config.precision.compute]
     flow_loss = FlowLoss(model, config, compute)
-    optimizer = optim.make_optimizer(model, config.optim, compute, accumulates=False)
+    compiled = compiles(config.parallel, device())
+    optimizer = optim.make_optimizer(
+        model, config.optim, compute, accumulates=False, compiled=compiled
+    )
     bad_step = torch.tensor(optim.NEVER, device=device())
 
     def step() -> Tensor:

@@ -75,6 +75,42 @@ def test_a_launch_equals_torchs_fused_steps(
         torch.testing.assert_close(copy.float(), weight, rtol=ULP, atol=0)
 
 
+@pytest.mark.parametrize("ema", [None, 0.5])
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_the_optimizer_takes_the_same_steps_by_the_kernel(
+    fused: ModuleType, monkeypatch: pytest.MonkeyPatch, accumulates: bool, ema: float | None
+) -> None:
+    config = CONFIG.model_copy(update={"ema_decay": ema})
+    torch.manual_seed(0)
+    one, two = nn.Linear(48, 40), nn.Linear(48, 40)
+    two.load_state_dict(one.state_dict())
+    optimizers = []
+    for model, compiled in ((one, False), (two, True)):
+        monkeypatch.setattr("fluxtrain.optim.adamw._fused", fused.FusedStep)
+        factors = {"weight": 1.0, "bias": 0.5}.__getitem__
+        made = optim.make_optimizer(
+            *(model, config, torch.bfloat16, factors),
+            accumulates=accumulates,
+            compiled=compiled,
+        )
+        made.resume(2)
+        optimizers.append(made)
+    for number in range(STEPS):
+        gradients = [torch.randn(each.shape).bfloat16().float() for each in one.parameters()]
+        is_bad = torch.tensor(float(number == BAD_STEP))
+        for model, optimizer in zip((one, two), optimizers, strict=True):
+            for parameter, values in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = values.to(torch.float32 if accumulates else torch.bfloat16)
+            optimizer.step(torch.tensor(1.5), is_bad)
+    for first, second in zip(one.parameters(), two.parameters(), strict=True):
+        pair = optimizers[0].weights[first], optimizers[1].weights[second]
+        torch.testing.assert_close(*pair, rtol=1e-5, atol=1e-6)
+        assert second.dtype == torch.bfloat16
+        torch.testing.assert_close(second.float(), pair[1], rtol=ULP, atol=0)
+        judged = optimizers[0].judged(first), optimizers[1].judged(second)
+        torch.testing.assert_close(*judged, rtol=1e-5, atol=1e-6)
+
+
 def gradient(size: tuple[int, ...], dtype: torch.dtype, misaligned: bool) -> Tensor:
     """Return one that is contiguous; ``misaligned`` by one value, as part of a larger tensor may be."""
     count = torch.Size(size).numel()

@@ -11,7 +11,6 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimConfig, is_quantized
 from fluxtrain.optim.optimizer import Optimizer, in_float32
-from fluxtrain.parallel.compile import missing_compiler
 from fluxtrain.parallel.distributed import local_part, rows_like
 
 if TYPE_CHECKING:
@@ -47,12 +46,13 @@ def step(
 
 
 class AdamW(Optimizer):
-    """AdamW whose weights in float32 are changed in one launch on a GPU."""
+    """AdamW whose weights in float32 are changed in one launch on a GPU, if its model is compiled."""
 
     names = ("exp_avg", "exp_avg_sq")
 
     def _allocate(self) -> None:
-        self._fused = None if self._is_bfloat16 else _fused(self._factors, self.steps_taken.device)
+        is_plain = self._compiled and not self._is_bfloat16
+        self._fused = _fused(self._factors, self.steps_taken.device) if is_plain else None
         self._rounds = self._fused is not None
         is_small = self._is_bfloat16 or not self._sums  # a float32 copy of the gradients is made
         groups = self._groups() if is_small else [slice(0, len(self._owned))]
@@ -82,8 +82,8 @@ class AdamW(Optimizer):
 
 
 def _fused(factors: list[float], device: torch.device) -> FusedStep | None:
-    """Return the kernel of parameters with these ``factors``; None where Triton cannot run it."""
-    if device.type != "cuda" or missing_compiler(device) is not None:
+    """Return the kernel of parameters with these ``factors``; None on a CPU."""
+    if device.type != "cuda":
         return None
     from fluxtrain.optim.fused import FusedStep  # Triton takes a second to import
 

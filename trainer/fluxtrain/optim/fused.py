@@ -6,6 +6,7 @@ fused kernel, which stays where there is no Triton, writes gradients back and le
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -116,9 +117,7 @@ class FusedStep:
         device = grad_scale.device
         table = _on(device, rows)  # gradients are new in each step
         first, second = (1 - beta ** steps_taken.double() for beta in (config.beta1, config.beta2))
-        numbers = torch.stack(
-            [grad_scale.double(), found_inf.double(), 1 / first, second.sqrt()]
-        ).float()
+        numbers = torch.stack([grad_scale, found_inf, 1 / first, second.sqrt()]).float()
         for is_aligned, chunks in self._chunks(rows, device).items():
             _adamw[(len(chunks),)](
                 *(table, chunks, self._factors, numbers, rate, config.weight_decay),
@@ -135,18 +134,10 @@ class FusedStep:
         """Return (parameter, first value) of each program, of the aligned parameters and of the rest."""
         aligned = tuple(all(number % _ALIGNED == 0 for number in row) for row in rows)
         if aligned not in self._launches:
-            self._launches[aligned] = {
-                kind: _on(device, chunks)
-                for kind in set(aligned)
-                if (
-                    chunks := [
-                        (index, begin)
-                        for index, row in enumerate(rows)
-                        if aligned[index] == kind
-                        for begin in range(0, row[-1], _CHUNK)
-                    ]
-                )
-            }
+            chunks = defaultdict[bool, list[tuple[int, int]]](list)
+            for index, (kind, row) in enumerate(zip(aligned, rows, strict=True)):
+                chunks[kind] += [(index, begin) for begin in range(0, row[-1], _CHUNK)]
+            self._launches[aligned] = {kind: _on(device, own) for kind, own in chunks.items()}
         return self._launches[aligned]
 
 
