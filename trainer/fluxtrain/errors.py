@@ -181,7 +181,8 @@ def in_yaml_words(value: object, depth: int = 0) -> str:
 def _brief(value: object) -> str:
     fields = getattr(value, "model_dump", None)  # of a part of the configuration
     text = redacted(in_yaml_words(fields() if fields else value))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    half = _LONGEST // 2  # a path is known by its end
+    return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
 
 # Texts without credentials: for statuses, events, logs and messages, which more people read than
