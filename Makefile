@@ -70,7 +70,7 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	@caches=$$(mktemp -d); trap 'rm -rf "$$caches"' EXIT; trap 'exit 130' INT TERM; \
 	for isa in $(ISA); do echo "$$isa"; \
 	env $$isa TORCHINDUCTOR_CACHE_DIR="$$(mktemp -d -p "$$caches")" \
-	$(BIN)/python -m pytest -q -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
+	$(BIN)/python -m pytest -q --numprocesses=2 -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 (Debian's if none is here) or a path
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup

@@ -1,10 +1,17 @@
-"""One thread for all tests, and the option --fail-on-skip: a skipped test fails the run."""
+"""One thread for all tests, the work of each worker, and --fail-on-skip: a skipped test fails the run."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+REAL = ("tests/api_server", "tests/cluster", "tests/end_to_end")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The models are small: on busy cores several threads mostly wait for each other.
@@ -16,6 +23,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="exit with 1 if a test was skipped",
     )
+
+
+def unit_of(test: str) -> str:
+    """Return what one worker has all of: the folder of ``test``, or all that start a Kubernetes."""
+    folder = test.partition("::")[0].rpartition("/")[0]
+    return "real" if folder.startswith(REAL) else folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Keep a folder in one worker, so that its tests share fixtures, and the given order of folders."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Folders(LoadScopeScheduling):
+        _split_scope = staticmethod(unit_of)
+
+    config.option.loadscopereorder = False
+    return Folders(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,12 +1,12 @@
-"""Run the tests of a suite in several pytest processes at once, its lanes.
+"""Run the tests of a suite in three workers of pytest at once.
 
     python -m tests.run {test,quick,proof,all} [--repeat] [pytest's own options]
 
 `test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
 tests with kernels of older processors and other versions of torch; `all` has both marks in one run. There
-is one lane more than cores, as agents and a cluster mostly wait. Ends with the ten slowest tests, files and
-folders, all counts, and the errors of all tests that failed. With ``--repeat`` a failed test runs once more;
-if it then passes it is reported as FLAKY, with both logs.
+is one worker more than cores, as agents and a cluster mostly wait. Ends with the ten slowest tests, files and
+folders, all counts, and the errors of all tests that failed. With ``--repeat`` a failed test runs once more,
+alone; if it then passes it is reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,40 +31,22 @@ class Suite:
 
     marks: str
     """Pytest's expression of the tests that are run."""
-    lanes: Mapping[str, Sequence[str]]
-    """Folders and files of each pytest process. Those inside what another lane has are not that one's."""
+    folders: Sequence[str]
+    """In the order of their start: what takes longest begins first."""
     commands: Sequence[Sequence[str]] = ()
-    """Make's targets, each with its variables, that run one after the other, after the lanes."""
+    """Make's targets, each with its variables, that run one after the other, after the tests."""
 
 
 REAL = ("api_server", "cluster", "end_to_end")
-"""Folders whose tests start a Kubernetes, or its API server."""
-OPERATOR = ("architecture", "contract", "operator", "chart", "benchmarks", "faults")
-WITH_OPERATOR = (
-    *OPERATOR,
-    *("trainer/adapter", "trainer/benchmark", "trainer/bombs", "trainer/cli", "trainer/imports"),
-    "trainer/mlperf",
-)
-"""The operator's, and those of the trainer that make both lanes about equally long."""
-LANES = {
-    "trainer": ("trainer",),
-    "operator": (
-        *WITH_OPERATOR,
-        *("trainer/launch", "trainer/model", "trainer/plan", "trainer/prepare"),
-        "trainer/rendezvous",
-    ),
-    "cluster": REAL,
-}
+"""Folders whose tests start a Kubernetes, or its API server: one worker has them all."""
+FOLDERS = ("trainer", "benchmarks", "faults", "operator", "chart", "contract", "architecture")
 SUITES = {
-    "test": Suite("not proof", LANES),
-    "all": Suite("proof or not proof", LANES),
-    "quick": Suite(
-        "not slow and not trains and not proof",
-        {"trainer": ("trainer",), "operator": WITH_OPERATOR},
-    ),
+    "test": Suite("not proof", (*REAL, *FOLDERS)),
+    "all": Suite("proof or not proof", (*REAL, *FOLDERS)),
+    "quick": Suite("not slow and not trains and not proof", FOLDERS),
     "proof": Suite(
         "proof",
-        {"compute": (*OPERATOR, "trainer"), "cluster": REAL},
+        (*REAL, *FOLDERS),
         (
             (
                 "test-isa",
@@ -76,8 +57,7 @@ SUITES = {
         ),
     ),
 }
-MAKE = "make"
-"""The lane of a suite's commands."""
+WORKERS = 3
 NUM_SLOWEST = 10
 OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTEST_OPTIONS", "PYTHON", "TORCH"}
 NO_TESTS = 5  # pytest's exit code if options select none
@@ -95,34 +75,17 @@ class Result:
     """Errors and output, by test."""
 
 
-def run(suite: Suite, lane: str, options: Sequence[str], folder: Path) -> Result:
-    """Run the tests of ``lane``; its lines go to the terminal with the lane's name."""
-    report = folder / f"{lane}-{time.monotonic_ns()}.xml"
+def run(suite: Suite, options: Sequence[str], folder: Path) -> Result:
+    """Run the tests of ``suite`` with pytest's ``options``; their reports go into ``folder``."""
+    report = folder / f"{time.monotonic_ns()}.xml"
     command = [
-        *(sys.executable, "-m", "pytest", "--color=no", f"--junitxml={report}"),
-        *("-o", f"cache_dir=.pytest_cache/{lane}", "-o", "junit_logging=all", "-m", suite.marks),
-        *(*options, *selected(suite, lane)),
+        *(sys.executable, "-m", "pytest", f"--junitxml={report}", "-o", "junit_logging=all"),
+        *("-m", suite.marks, *options, *(f"tests/{name}" for name in suite.folders)),
     ]
-    result = Result(printed(lane, command))
+    result = Result(subprocess.run(command, cwd=ROOT, check=False).returncode)
     if report.exists():
         read(report, result)
     return result
-
-
-def printed(lane: str, command: Sequence[str], variables: Mapping[str, str] = os.environ) -> int:
-    """Run ``command``, print its lines with the name of ``lane``; return its exit code."""
-    with subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(f"{lane} | {line}", end="", flush=True)
-    return process.returncode
 
 
 def make(targets: Sequence[Sequence[str]]) -> Result:
@@ -131,20 +94,13 @@ def make(targets: Sequence[Sequence[str]]) -> Result:
     result = Result(0)
     for target, *settings in targets:
         begin = time.monotonic()
-        code = printed(MAKE, ["make", "--no-print-directory", target, *settings], variables)
+        command = ["make", "--no-print-directory", target, *settings]
+        code = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
         result.outcomes[f"make {target}"] = "failed" if code else "passed"
         result.seconds[f"make {target}"] = time.monotonic() - begin
         result.logs[f"make {target}"] = f"exit code {code}"
         result.exit_code = result.exit_code or code
     return result
-
-
-def selected(suite: Suite, lane: str) -> list[str]:
-    """Return pytest's options that select what ``lane`` has, without that inside which another has."""
-    own = suite.lanes[lane]
-    others = [name for other in suite.lanes if other != lane for name in suite.lanes[other]]
-    inside = [name for name in others if any(name.startswith(f"{folder}/") for folder in own)]
-    return [f"tests/{name}" for name in own] + [f"--ignore=tests/{name}" for name in inside]
 
 
 def read(report: Path, result: Result) -> None:
@@ -165,22 +121,13 @@ def read(report: Path, result: Result) -> None:
         result.logs[name] = "\n".join(child.text or "" for child in case)
 
 
-def run_all(suite: Suite, options: Sequence[str], folder: Path) -> dict[str, Result]:
-    """Run all lanes at once, then the commands, whose tests have deadlines that the lanes would break."""
-    with ThreadPoolExecutor(max(1, len(suite.lanes))) as pool:
-        runs = {lane: pool.submit(run, suite, lane, options, folder) for lane in suite.lanes}
-        results = {lane: future.result() for lane, future in runs.items()}
-    return results | ({MAKE: make(suite.commands)} if suite.commands else {})
-
-
-def repeat(
-    suite: Suite, lane: str, first: Result, options: Sequence[str], folder: Path
-) -> list[str]:
-    """Run the failed tests of ``lane`` again; return those that passed then, and count them as passed.
+def repeat(suite: Suite, first: Result, options: Sequence[str], folder: Path) -> list[str]:
+    """Run the failed tests again, alone; return those that passed then, and count them as passed.
 
     A test that is skipped the second time has not passed.
     """
-    second = run(suite, lane, [*options, "--last-failed", "--last-failed-no-failures=none"], folder)
+    again = ["--numprocesses=0", "--last-failed", "--last-failed-no-failures=none"]
+    second = run(suite, [*options, *again], folder)
     failed = [name for name, kind in first.outcomes.items() if kind == "failed"]
     flaky = [name for name in failed if second.outcomes.get(name) == "passed"]
     for name in flaky:
@@ -206,40 +153,35 @@ def print_slowest(title: str, seconds: Mapping[str, float]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run a suite; return 0 if all lanes passed."""
+    """Run a suite; return 0 if all its tests and commands passed."""
     suite = SUITES[arguments[0]]
     options = [argument for argument in arguments[1:] if argument != "--repeat"]
     begin, flaky = time.monotonic(), list[str]()
     with TemporaryDirectory() as name:
-        results = run_all(suite, options, Path(name))
-        for lane, result in results.items():
-            failed = "failed" in result.outcomes.values()
-            if "--repeat" in arguments and failed and lane in suite.lanes:
-                flaky += repeat(suite, lane, result, options, Path(name))
+        workers = f"--numprocesses={WORKERS}"
+        tests = run(suite, [workers, *options], Path(name))
+        if "--repeat" in arguments and "failed" in tests.outcomes.values():
+            flaky = repeat(suite, tests, options, Path(name))
+        results = [tests, make(suite.commands)]
     by_test, by_file, by_folder = (defaultdict[str, float](float) for _ in range(3))
-    for result in results.values():
-        for name, took in result.seconds.items():
-            by_test[name] += took
-            by_file[name.partition("::")[0]] += took
-            by_folder[".".join(name.split(".")[:3]).partition("::")[0]] += took
+    for name, took in (pair for result in results for pair in result.seconds.items()):
+        by_test[name] += took
+        by_file[name.partition("::")[0]] += took
+        by_folder[".".join(name.split(".")[:3]).partition("::")[0]] += took
     print_slowest("tests", by_test)
     print_slowest("files", by_file)
     print_slowest("folders", by_folder)
-    for lane, result in results.items():
-        counts = ", ".join(
-            f"{count} {kind}" for kind, count in sorted(Counter(result.outcomes.values()).items())
-        )
-        total = sum(result.seconds.values()) / 60
-        print(f"{lane}: {counts or 'no tests'}, exit code {result.exit_code}, {total:.1f} min")
-    for result in results.values():
-        for name, kind in result.outcomes.items():
-            if kind == "failed":
-                print(f"FAILED {name}: {error_of(result.logs[name])}")
+    outcomes = {name: kind for result in results for name, kind in result.outcomes.items()}
+    counts = sorted(Counter(outcomes.values()).items())
+    total = ", ".join(f"{count} {kind}" for kind, count in counts) or "no tests"
+    print(f"{total}, exit code {tests.exit_code}, {sum(by_test.values()) / 60:.1f} min of workers")
+    for name in (name for name, kind in outcomes.items() if kind == "failed"):
+        print(f"FAILED {name}: {error_of(results[name not in tests.logs].logs[name])}")
     for name in flaky:
         print(f"FLAKY {name}")
     minutes, rest = divmod(round(time.monotonic() - begin), 60)
     print(f"{minutes} min {rest} s, {len(flaky)} flaky")
-    return 0 if all(result.exit_code in (0, NO_TESTS) for result in results.values()) else 1
+    return 0 if all(result.exit_code in (0, NO_TESTS) for result in results) else 1
 
 
 if __name__ == "__main__":

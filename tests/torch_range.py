@@ -269,9 +269,18 @@ def run_tests(folder: Path, options: Sequence[str]) -> tuple[Result, float]:
                 "-o",
                 f"cache_dir={temporary}/cache",
             ),
-            *("--durations=10", "-m", MARK, f"--junitxml={report}", *options, *marked),
+            *(
+                "--durations=10",
+                "--numprocesses=2",
+                "-m",
+                MARK,
+                f"--junitxml={report}",
+                *options,
+                *marked,
+            ),
         ]
-        for again in ([], ["--last-failed", "--last-failed-no-failures=none"]):
+        alone = ["--numprocesses=0", "--last-failed", "--last-failed-no-failures=none"]
+        for again in ([], alone):
             result.exit_code = subprocess.run(
                 [*command, *again], cwd=ROOT, env={**os.environ, **variables}
             ).returncode

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests import run
+from tests import conftest, run
 from tests.paths import ROOT
 
 SUITES = dict(run.SUITES)
+TESTS = sorted(path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py"))
 slow = pytest.mark.slow  # starts two or more pytest processes
 
 FIRST_FAILS = """
@@ -28,58 +29,43 @@ def test_it():
     print("second output")
     {then}
 """
-OPTIONS = ["--import-mode=importlib"]
+OPTIONS = ["--import-mode=importlib", "-p", "xdist", "--numprocesses=2"]
 
 
-def use_lanes(monkeypatch: pytest.MonkeyPatch, **lanes: list[str]) -> None:
+def use_folders(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
     for name, suite in SUITES.items():
-        monkeypatch.setitem(run.SUITES, name, replace(suite, lanes=lanes, commands=()))
+        monkeypatch.setitem(run.SUITES, name, replace(suite, folders=folders, commands=()))
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the root of a project with a compute and a cluster test that both pass."""
-    for lane in ("compute", "cluster"):
-        (tmp_path / "tests" / lane).mkdir(parents=True)
-        (tmp_path / "tests" / lane / "test_good.py").write_text("def test_good(): pass")
+    """Return the root of a project with a test in each of two folders; both pass."""
+    for folder in ("compute", "cluster"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / "test_good.py").write_text(f"def test_{folder}(): pass")
     monkeypatch.setattr(run, "ROOT", tmp_path)
-    use_lanes(monkeypatch, compute=["compute"], cluster=["cluster"])
+    use_folders(monkeypatch, "compute", "cluster")
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing them takes a second
     return tmp_path
 
 
-@pytest.fixture
-def cluster_only(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the root of the project without its compute test."""
-    use_lanes(monkeypatch, cluster=["cluster"])
-    return project
-
-
-def write(project: Path, lane: str, *then: str) -> None:
+def write(project: Path, *then: str) -> None:
     for number, text in enumerate(then):
-        path = project / "tests" / lane / f"test_first_{number}.py"
+        path = project / "tests" / "cluster" / f"test_first_{number}.py"
         path.write_text(FIRST_FAILS.format(then=text))
 
 
 @pytest.mark.parametrize("name", ["test", "proof"])
-def test_a_file_of_tests_is_in_one_lane(name: str) -> None:
-    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
-    lanes = Counter(file for lane in SUITES[name].lanes for file in files_of(name, lane, files))
-    assert lanes == Counter(files)
+def test_a_suite_has_every_folder(name: str) -> None:
+    folders = Counter(path.parts[0] for path in TESTS)
+    assert Counter(SUITES[name].folders) == dict.fromkeys(folders, 1)
+    assert set(run.REAL) == {folder.removeprefix("tests/") for folder in conftest.REAL}
 
 
-def files_of(name: str, lane: str, files: list[str]) -> list[str]:
-    """Return those of ``files`` that pytest collects in ``lane``."""
-    selected = run.selected(SUITES[name], lane)
-    ignored = [option.removeprefix("--ignore=") for option in selected if option.startswith("-")]
-    own = [path for path in selected if not path.startswith("-")]
-    assert all((ROOT / path).exists() for path in (*own, *ignored))
-    return [
-        file
-        for file in files
-        if any(Path(file).is_relative_to(path) for path in own)
-        and not any(Path(file).is_relative_to(path) for path in ignored)
-    ]
+def test_a_worker_has_all_of_a_folder_and_one_has_all_of_kubernetes() -> None:
+    for path in TESTS:
+        unit = conftest.unit_of(f"tests/{path}::test_it[a::b/c]")
+        assert unit == ("real" if path.parts[0] in run.REAL else f"tests/{path.parent}")
 
 
 def test_a_test_is_in_one_suite() -> None:
@@ -111,22 +97,21 @@ def test_what_is_marked_runs_in_the_proof_and_all_else_in_the_test(
     )
     marked = "import pytest\n@pytest.mark.proof\ndef test_long(): pass\ndef test_short(): pass\n"
     (project / "tests" / "compute" / "test_marked.py").write_text(marked)
-    for name, expected in (("test", "2 passed"), ("proof", "1 passed")):
+    for name, expected in (("test", "3 passed"), ("proof", "1 passed")):
         assert run.main([name, *OPTIONS]) == 0
-        assert f"compute: {expected}, exit code 0" in capfd.readouterr().out
+        assert f"{expected}, exit code 0" in capfd.readouterr().out
 
 
 def test_a_target_of_make_that_fails_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "Makefile").write_text("good bad:\n\t@echo $@ $(TORCH); test $@ = good\n")
-    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (project / "Makefile").write_text("good bad:\n\t@echo $@ $(TORCH); test $@ = good\n")
     commands = (("bad", "TORCH=2.9.0 2.11"), ("good",))
-    monkeypatch.setitem(run.SUITES, "proof", run.Suite("proof", {}, commands))
+    monkeypatch.setitem(run.SUITES, "proof", run.Suite("no_such_mark", ["compute"], commands))
     monkeypatch.setenv("TORCH", "that of a Make around this")
-    assert run.main(["proof"]) == 1
+    assert run.main(["proof", "-k", "no_such", *OPTIONS]) == 1
     lines = capfd.readouterr().out.splitlines()
-    assert {"make | bad 2.9.0 2.11", "make | good"} <= {line.strip() for line in lines}
+    assert {"bad 2.9.0 2.11", "good"} <= {line.strip() for line in lines}
     assert lines[-2] == "FAILED make bad: exit code 2"
 
 
@@ -134,60 +119,46 @@ def test_a_target_of_make_that_fails_fails_the_run(
 def test_all_pass_and_nothing_is_repeated(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run.main(["test", "--repeat", *OPTIONS]) == 0
     lines = capfd.readouterr().out
-    assert "cluster: 1 passed, exit code 0" in lines
+    assert "2 passed, exit code 0" in lines
     assert "0 flaky" in lines.splitlines()[-1]
 
 
 @slow
-def test_a_folder_inside_another_runs_in_its_own_process_only(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    inside = project / "tests" / "compute" / "agents"
-    inside.mkdir()
-    (inside / "test_more.py").write_text("def test_more(): pass")
-    use_lanes(monkeypatch, compute=["compute"], cluster=["compute/agents"])
-    assert run.main(["test", *OPTIONS]) == 0
-    lines = capfd.readouterr().out
-    assert "compute: 1 passed, exit code 0" in lines
-    assert "cluster: 1 passed, exit code 0" in lines
-
-
-@slow
 def test_a_cluster_test_that_then_passes_is_flaky_with_both_logs(
-    cluster_only: Path, capfd: pytest.CaptureFixture[str]
+    project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(cluster_only, "cluster", "pass")
+    write(project, "pass")
     assert run.main(["test", "--repeat", *OPTIONS]) == 0
     lines = capfd.readouterr().out
     report = lines[lines.index("FLAKY") :]
     for text in ("the first error", "first output", "second output"):
         assert text in report
-    assert "cluster: 2 passed, exit code 0" in report
+    assert "3 passed, exit code 0" in report
     assert "1 flaky" in lines.splitlines()[-1]
 
 
 @slow
 def test_a_cluster_test_that_does_not_pass_the_second_time_fails(
-    cluster_only: Path, capfd: pytest.CaptureFixture[str]
+    project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(cluster_only, "cluster", "raise AssertionError", "pytest.skip('no cluster')")
+    write(project, "raise AssertionError", "pytest.skip('no cluster')")
     assert run.main(["test", "--repeat", *OPTIONS]) == 1
     lines = capfd.readouterr().out
     assert "FLAKY" not in lines
-    assert "2 failed, 1 passed" in lines
+    assert "2 failed, 2 passed" in lines
 
 
 @slow
 def test_the_last_lines_name_the_failed_tests_with_their_errors_and_the_flaky_ones(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write(project, "compute", "pass", "assert [1, 2] == [1]")
+    write(project, "pass", "assert [1, 2] == [1]")
     assert run.main(["test", "--repeat", *OPTIONS]) == 1
     end = capfd.readouterr().out.splitlines()[-3:]
     assert end[0].startswith(
-        "FAILED tests.compute.test_first_1::test_it: AssertionError: the first"
+        "FAILED tests.cluster.test_first_1::test_it: AssertionError: the first"
     )
-    assert end[1] == "FLAKY tests.compute.test_first_0::test_it"
+    assert end[1] == "FLAKY tests.cluster.test_first_0::test_it"
     assert "1 flaky" in end[2]
 
 
@@ -204,19 +175,17 @@ def test_an_expected_failure_is_counted_by_its_name(tmp_path: Path) -> None:
 
 
 @slow
-def test_without_the_option_nothing_is_repeated(cluster_only: Path) -> None:
-    write(cluster_only, "cluster", "pass")
+def test_without_the_option_nothing_is_repeated(project: Path) -> None:
+    write(project, "pass")
     assert run.main(["test", *OPTIONS]) == 1
 
 
 @slow
-def test_a_lane_that_cannot_be_collected_fails(cluster_only: Path) -> None:
-    broken = cluster_only / "tests" / "cluster" / "test_broken.py"
+def test_a_file_that_cannot_be_collected_fails(project: Path) -> None:
+    broken = project / "tests" / "cluster" / "test_broken.py"
     broken.write_text("import missing_module")
     assert run.main(["test", "--repeat", *OPTIONS]) == 1
 
 
-@slow
-def test_options_that_select_nothing_in_one_lane_pass(project: Path) -> None:
-    (project / "tests" / "compute" / "test_only.py").write_text("def test_only(): pass")
-    assert run.main(["test", "-k", "only", *OPTIONS]) == 0
+def test_options_that_select_nothing_pass(project: Path) -> None:
+    assert run.main(["test", "-k", "no_such", *OPTIONS]) == 0
