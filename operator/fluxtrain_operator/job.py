@@ -196,7 +196,7 @@ class Job:
 
     def matches_hash(self, spec_hash: str) -> bool:
         """Return whether a pod or config map with ``spec_hash`` was created for this spec."""
-        return spec_hash in ("", self.spec_hash)
+        return spec_hash == self.spec_hash
 
 
 def _known_fields(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:

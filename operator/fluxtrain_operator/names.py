@@ -57,7 +57,7 @@ TRAINER, RENDEZVOUS = "trainer", "rendezvous"
 """Components, and the names of the main containers of their pods."""
 
 RENDEZVOUS_VERSION = "2"
-"""Version of the messages of agents and rendezvous; pods without it use torch's c10d store."""
+"""Version of the messages of agents and rendezvous."""
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"

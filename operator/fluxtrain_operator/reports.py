@@ -348,8 +348,6 @@ class Heard:
     """The attempt of its agents; None without an answer."""
     restarts: tuple[ProcessRestart, ...] = ()
     """The newest restarts in that attempt, by generation."""
-    closed: bool | None = None
-    """Whether an agent has ended that attempt without success; None from a service that does not tell it."""
     generation: int | None = None
     """The newest generation of that attempt, 0 until its agents have met; None without an answer."""
 
@@ -361,13 +359,11 @@ class Heard:
         alive, lost = answer.get("alive"), answer.get("lostSeconds")
         living = _pods(alive if isinstance(alive, list) else [])
         silent = _pods(lost if isinstance(lost, Mapping) else []) - living
-        closed = answer.get("closed")
         return Heard(
             living,
             silent,
             attempt,
             _restarts(answer.get("restarts")),
-            closed if isinstance(closed, bool) else None,
             _generation(answer.get("generation")),
         )
 

@@ -18,9 +18,6 @@ from fluxtrain_operator.reports import Heard, ProcessRestart
         ({"attempt": True}, None),
         ({"attempt": 2}, Heard(attempt=2)),
         ({"attempt": 2, "alive": "a", "lostSeconds": ["b"]}, Heard(attempt=2)),
-        ({"attempt": 2, "closed": True}, Heard(attempt=2, closed=True)),
-        ({"attempt": 2, "closed": False}, Heard(attempt=2, closed=False)),
-        ({"attempt": 2, "closed": 1}, Heard(attempt=2)),
         ({"attempt": 2, "generation": 0}, Heard(attempt=2, generation=0)),
         ({"attempt": 2, "generation": 7}, Heard(attempt=2, generation=7)),
         *(

@@ -18,7 +18,6 @@ from fluxtrain_operator.names import seconds, stamp
 _SECONDS = 90.0
 """A pod may take this long: a start of Python, and 0.3 s for each of its ranks."""
 _CONTAINER = f"--container={names.TRAINER}"
-_OLD_IMAGE = "invalid choice: 'stacks'"
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,6 @@ def _problem(answer: str | KubectlError) -> str:
         return (
             "no trainer runs in it at the moment: its agent waits for the other nodes, or restarts"
         )
-    if _OLD_IMAGE in str(answer):
-        return "its image is older than this plugin, and has no command for stacks"
     return str(answer)
 
 

@@ -130,7 +130,7 @@ def _event(event: Mapping[str, Any]) -> Entry:
 _NONE = "-"
 _SPENT, _PRODUCTIVE = "timeSpent", "step"
 """Status field with the seconds spent by cause, and the cause that is productive. All others are lost time;
-they are not listed here, as a newer operator may know others. An older operator does not write the field."""
+they are not listed here, as a newer operator may know others."""
 
 
 def goodput(kubectl: Kubectl, name: str | None, all_namespaces: bool) -> str:

@@ -15,7 +15,7 @@ from fluxtrain.contract.process import write_places
 from fluxtrain_operator import names
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation
-from fluxtrain_operator.resources.pods import is_told_places
+from fluxtrain_operator.resources.pods import receives_topology
 
 RELEASE_SECONDS = 300.0
 """How long after the grace period of a lost pod its group waits for the place: for a node to restart, or to
@@ -146,7 +146,7 @@ def misses_places(situation: Situation, rendezvous: Pod) -> bool:
     label = job.spec.scheduling.rank_order_label
     if label is None or situation.observed.heard.generation != 0:
         return False
-    if len(pods) < job.spec.nodes.max or not is_told_places(situation.revision):
+    if len(pods) < job.spec.nodes.max or not receives_topology(situation.revision):
         return False
     nodes = [situation.observed.nodes.get(pod.node) for pod in pods]
     return all(nodes) and any(

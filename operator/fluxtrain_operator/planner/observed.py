@@ -171,7 +171,7 @@ class Pod:
     ended_generation: tuple[int, int] = (0, 0)
     """Attempt and generation up to which a rendezvous pod ends generations."""
     revision: str = ""
-    """Name of its revision; empty if an operator without revisions created it."""
+    """Name of its revision."""
     phase: str = "Pending"
     ready: bool = False
     node: str = ""

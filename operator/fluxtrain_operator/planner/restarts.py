@@ -16,7 +16,6 @@ from fluxtrain_operator.names import seconds, stamp
 from fluxtrain_operator.planner.groups import release_deadline
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Failure, Reason
 from fluxtrain_operator.planner.situation import MAX_COUNT, Decision, Situation, first_counted
-from fluxtrain_operator.resources.pods import can_restart_in_place
 
 _FREE_RESTARTS = ("GroupEnded",)
 """Reasons of restarts of all pods that the infrastructure caused; others are changes by the user."""
@@ -86,13 +85,14 @@ def is_unanswered(situation: Situation) -> bool:
 def next_in_place_restart(situation: Situation) -> InPlaceRestart | None:
     """Return the restart in place of the trainers that hang; None if all pods must be restarted.
 
-    They must if trainers or service are too old to restart in place, or if the last restart in place did not
-    help: no step was made that had not been made before.
+    They must if pods are of a revision that is lost, which the service cannot be made from, or if the last
+    restart in place did not help: no step was made that had not been made before.
     """
     generation, step = _generation(situation), _step(situation)
     last, progress = situation.in_place_restart, situation.progress
     has_helped = last is None or step > last.step
-    if generation == 0 or not has_helped or not _is_supported(situation):
+    is_lost = any(map(situation.has_other_revision, situation.active))
+    if generation == 0 or not has_helped or is_lost:
         return None
     return InPlaceRestart(
         attempt=situation.attempt,
@@ -103,14 +103,8 @@ def next_in_place_restart(situation: Situation) -> InPlaceRestart | None:
     )
 
 
-def _is_supported(situation: Situation) -> bool:
-    """Return whether the rendezvous pod can be replaced by one of a service that knows the order."""
-    is_replaceable = not any(map(situation.has_other_revision, situation.active))
-    return is_replaceable and can_restart_in_place(situation.revision)
-
-
 def _generation(situation: Situation) -> int:
-    """Return the newest generation of the ranks that answer; 0 from trainers that do not report it."""
+    """Return the newest generation of the ranks that answer; 0 before the first."""
     answer = situation.observed.any_progress
     return max((rank.generation for rank in answer.ranks), default=0) if answer else 0
 
@@ -164,13 +158,11 @@ def needs_all_pods(situation: Situation) -> bool:
     """Return whether all pods must restart after failures of the program."""
     if not situation.program_failures:
         return False
-    deadline, heard = answer_deadline(situation), situation.observed.heard
+    deadline = answer_deadline(situation)
     return (
         _others_are_useless(situation)
         or _fails_in_many(situation)
         or _did_not_help(situation)
-        or is_closed(situation)
-        or (heard.attempt is not None and heard.closed is None)  # a service of an older image
         or (deadline is not None and situation.now >= deadline)
     )
 
@@ -187,13 +179,7 @@ def answer_deadline(situation: Situation) -> float | None:
     return max(f.pod.finished or f.pod.created for f in failures) + _ANSWER_SECONDS
 
 
-def is_closed(situation: Situation) -> bool:
-    """Return whether an agent has ended the attempt for all, as those of older images do when they fail."""
-    heard = situation.observed.heard
-    return heard.attempt == situation.attempt and heard.closed is True
-
-
-def has_stepped_since(situation: Situation, last: PodReplacement) -> bool:
+def _has_stepped_since(situation: Situation, last: PodReplacement) -> bool:
     """Return whether a step was made after the replacement ``last``."""
     time = seconds(last.time)
     return time is not None and (situation.last_step_time or 0.0) > time
@@ -208,7 +194,7 @@ def _is_charged(situation: Situation, failure: Failure) -> bool:
         return True
     ended_with = (pod.finished or pod.created) <= (seconds(last.time) or 0.0) + _SAME_END_SECONDS
     is_peer = pod.replacement <= last.replacements
-    return is_peer and (ended_with or not has_stepped_since(situation, last))
+    return is_peer and (ended_with or not _has_stepped_since(situation, last))
 
 
 def _others_are_useless(situation: Situation) -> bool:

@@ -27,8 +27,6 @@ from fluxtrain_operator.planner.guard import (
 )
 from fluxtrain_operator.planner.restarts import (
     answer_deadline,
-    has_stepped_since,
-    is_closed,
     is_unanswered,
     needs_all_pods,
     new_failures,
@@ -90,29 +88,6 @@ def processes_failed(situation: Situation) -> Decision | None:
     where = f"{pod}: " if pod else ""
     message = f"{where}a process ended with exit code {EXIT_ERROR}, not in spec.restart.onExitCodes"
     return replace(fail("ProgramError", message), exit_code=EXIT_ERROR)
-
-
-def rendezvous_closed(situation: Situation) -> Decision | None:
-    """Restart the gang if an agent whose failure is not observed any more has closed the rendezvous for all.
-
-    Only those of older images do; another generation never forms. If its pod was replaced, its failure was
-    charged, unless steps were made since; if it was deleted, it does not count.
-    """
-    if not is_closed(situation):
-        return None
-    last = situation.pod_replacement
-    alive = situation.observed.heard.alive
-    if last is None and any(pod.uid not in alive for pod in situation.running):
-        return None  # the pod of that agent may end only now
-    message = "an agent has closed the rendezvous"
-    uses_restart = last is not None and has_stepped_since(situation, last)
-    if uses_restart and (exhausted := restarts_exhausted(situation, message)):
-        return exhausted
-    return replace(
-        restart_all(Reason.PROGRAM_FAILED, message),
-        uses_restart=uses_restart,
-        keeps_group=survives_restart(situation),
-    )
 
 
 def failed_pods(situation: Situation) -> Decision | None:
@@ -272,8 +247,8 @@ def spec_changed(situation: Situation) -> Decision | None:
 def revision_changed(situation: Situation) -> Decision | None:
     """Restart the gang if pods of another revision need a new pod: it cannot join them.
 
-    Such pods were created by an operator without revisions, or their revision was lost while another version
-    of the operator took over. If they train undisturbed, they go on.
+    The revision of such pods was lost while another version of the operator took over. If they train
+    undisturbed, they go on.
     """
     agents, rendezvous = situation.active, situation.observed.rendezvous
     if not any(map(situation.has_other_revision, agents)):
@@ -338,7 +313,6 @@ RULES: tuple[Rule, ...] = (
     program_failed,
     processes_failed,
     restarts_exceeded,
-    rendezvous_closed,
     waiting_for_jobs,
     resumed,
     spec_changed,

@@ -188,7 +188,7 @@ class Situation:
     def matches_spec(self, pod: Pod) -> bool:
         """Return whether ``pod`` was created for the spec: its revision tells it, if that is known."""
         known = (self.observed.revision, self.job.spec_revision)
-        stored = next((r for r in known if r is not None and r.name == pod.revision != ""), None)
+        stored = next((r for r in known if r is not None and r.name == pod.revision), None)
         return self.job.matches_hash(pod.spec_hash if stored is None else stored.spec_hash)
 
     def is_outdated_rendezvous(self, pod: Pod) -> bool:
@@ -482,8 +482,8 @@ def new_restarts(before: Restarts, heard: Heard, attempt: int) -> tuple[ProcessR
 def next_counted(before: Restarts, heard: Heard, attempt: int) -> CountedRestarts | None:
     """Return how far the restarts of ``attempt`` are counted with those in ``heard``.
 
-    In the middle of an attempt that an operator without this count began, it begins with the first answer:
-    what was told until then, that operator counted otherwise. Until then it is unchanged.
+    If the count was lost with the status in the middle of an attempt, it begins with the first answer; until
+    then it is unchanged.
     """
     counted = before.counted
     newest = max((restart.generation for restart in heard.restarts), default=0)

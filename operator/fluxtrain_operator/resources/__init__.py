@@ -5,7 +5,6 @@ from __future__ import annotations
 from fluxtrain_operator.job import Job, Manifest, Revision
 from fluxtrain_operator.resources.pods import (
     Slot,
-    can_restart_in_place,
     pod_templates,
     rendezvous_pod,
     training_pod,
@@ -24,7 +23,6 @@ from fluxtrain_operator.resources.volumes import key_secret
 __all__ = [
     "DISRUPTION_BUDGET",
     "Slot",
-    "can_restart_in_place",
     "desired",
     "key_secret",
     "pod_templates",

@@ -96,10 +96,7 @@ def _of_the_pod(job: Job) -> list[Manifest]:
 def slot_environment(
     job: Job, attempt: int = 0, process_restarts: int = 0, charged_restarts: int = 0
 ) -> dict[str, str]:
-    """Return the variables that are not frozen: they differ between attempts, or follow nodes and restart.
-
-    torchrun's id ends with the attempt: an older agent that fails closes it, and all later ones are open.
-    """
+    """Return the variables that are not frozen: they differ between attempts, or follow nodes and restart."""
     nodes = job.spec.nodes
     budget = max(0, job.spec.restart.max_restarts - charged_restarts)
     return {

@@ -271,19 +271,10 @@ def rendezvous_pod(
     return pod
 
 
-def can_restart_in_place(revision: Revision) -> bool:
-    """Return whether the rendezvous service of ``revision`` can make agents restart their trainers."""
-    return _has_argument(revision, ENDED_ARGUMENT)
-
-
-def is_told_places(revision: Revision) -> bool:
-    """Return whether the rendezvous service of ``revision`` orders ranks by the places of nodes."""
-    return _has_argument(revision, PLACES_ARGUMENT)
-
-
-def _has_argument(revision: Revision, argument: str) -> bool:
+def receives_topology(revision: Revision) -> bool:
+    """Return whether the rendezvous service of ``revision`` orders ranks by the topology labels of nodes."""
     containers = revision.pod_specs[names.RENDEZVOUS]["containers"]
-    return any(argument in container.get("args", []) for container in containers)
+    return any(PLACES_ARGUMENT in container.get("args", []) for container in containers)
 
 
 def _pod(job: Job, component: str, revision: Revision) -> Manifest:

@@ -56,17 +56,15 @@ def _needs_all_pods(deletion: Deletion) -> bool:
     """Return whether the program failed, and more than once or so that the others cannot go on."""
     observed, attempt = deletion.observed, deletion.job.status.attempt
     ended = [p for p in observed.pods if p.ended and not p.succeeded and p.attempt == attempt]
-    failed_before = deletion.job.status.pod_replacement is not None or observed.heard.closed
+    failed_before = deletion.job.status.pod_replacement is not None
     others = [p for p in observed.pods if p.running and not p.deleting and p.attempt == attempt]
     mixed = any(p.revision != deletion.result.status.revision for p in others)
-    unknown = observed.heard.closed is not False
+    unknown = observed.heard.attempt is None
     lost = any(p.uid in observed.heard.silent or not observed.nodes[p.node].ready for p in others)
     has_gpus = deletion.job.spec.gpus_per_node > 0
     nodes = [observed.nodes[p.node] for p in others]
     marked = any(node.problem or (has_gpus and node.unhealthy) for node in nodes)
-    return bool(failed_before) or (
-        bool(ended) and (len(ended) > 1 or mixed or unknown or lost or marked)
-    )
+    return failed_before or (bool(ended) and (len(ended) > 1 or mixed or unknown or lost or marked))
 
 
 def _has_no_progress(deletion: Deletion) -> bool:

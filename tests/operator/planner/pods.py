@@ -19,7 +19,7 @@ from fluxtrain_operator.resources.scheduling import gang_of
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 7200
-OPEN = Heard(attempt=0, closed=False)
+OPEN = Heard(attempt=0)
 """The answer of a rendezvous service that no agent of this attempt has reached yet."""
 PENDING: dict[str, Any] = {"phase": "Pending", "started": None, "ready": False}
 SUCCEEDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "finished": NOW, "ready": False}

@@ -173,8 +173,6 @@ class SmallCluster:
         self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
         self.failed_life: float | None = None
         """When the program first failed in a pod since the last step."""
-        self.closed: tuple[str, int] | None = None
-        """The rendezvous pod and the attempt that an older agent has closed when it failed."""
         self.told: dict[int, dict[str, tuple[int, ...]]] = {}
         """By attempt, the generations that ended by failed trainers, as each pod's agent tells them."""
         self.heard_by_service: tuple[str, dict[int, str]] = "", {}
@@ -296,14 +294,9 @@ class SmallCluster:
             ProcessRestart(generation, "ProcessKilled", pod)
             for generation, pod in sorted(self._restarts(attempt).items())
         )
-        closed = self._is_closed(attempt)
         if len(lost) > len(alive):
-            return Heard(attempt=attempt, restarts=restarts, closed=closed)
-        return Heard(frozenset(alive), frozenset(lost), attempt, restarts, closed)
-
-    def _is_closed(self, attempt: int) -> bool:
-        """Return whether the service forms no other generation in ``attempt``."""
-        return self.store is not None and self.closed == (self.store.uid, attempt)
+            return Heard(attempt=attempt, restarts=restarts)
+        return Heard(frozenset(alive), frozenset(lost), attempt, restarts)
 
     def _restarts(self, attempt: int) -> dict[int, str]:
         """Return the restarts of ``attempt`` that the service has heard of; a new one starts empty."""
@@ -644,8 +637,6 @@ class SmallCluster:
         self.containers.pop(pod.uid, None)
         reason = "Evicted" if code is None else ""
         self._put(pod, replace(self._ended(pod, code), reason=reason))
-        if code in PROGRAM_CODES and self.old_trainers and self.store is not None:
-            self.closed = (self.store.uid, pod.attempt)
         if not pod.deleting:
             self._count_failure(pod, code)
             self.num_fatal += code == FATAL_CODE
@@ -666,8 +657,7 @@ class SmallCluster:
             if self.now < self.saving.until and is_whole:
                 return
             self.saving = None
-        closed = any(self._is_closed(pod.attempt) for pod in self._gang())
-        if len(self._gang()) >= self.size.low and not self.hung and not closed:
+        if len(self._gang()) >= self.size.low and not self.hung:
             self.failed_life = None
             step = self.progress.step + 1 if self.progress else 1
             self.world = tuple(pod.uid for pod in self._gang())

@@ -41,6 +41,7 @@ from fluxtrain_operator.planner.guard import Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed
 from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.reports import NOT_HEARD
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 pytestmark = pytest.mark.slow
@@ -503,16 +504,12 @@ def keeps_disruption_budgets(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def restarts_all_pods_for_one(job: Job, observed: Observed, now: float) -> Plan:
-    return plan(job, replace(observed, heard=replace(observed.heard, closed=None)), now)
+    return plan(job, replace(observed, heard=NOT_HEARD), now)
 
 
 def charges_each_pod(job: Job, observed: Observed, now: float) -> Plan:
     known = job.status.model_copy(update={"pod_replacement": None})
     return plan(with_status(job, known), observed, now)
-
-
-def leaves_a_closed_rendezvous(job: Job, observed: Observed, now: float) -> Plan:
-    return plan(job, replace(observed, heard=replace(observed.heard, closed=False)), now)
 
 
 def excludes_every_node(job: Job, observed: Observed, now: float) -> Plan:
@@ -588,7 +585,6 @@ def history_with(seed: int, has_fault: Callable[[History], bool]) -> History:
         (believes_clocks_that_are_ahead, "with everything in place a job runs", 0),
         (restarts_all_pods_for_one, "ProgramFailed is not true of a pod that steps", 2),
         (charges_each_pod, "charged twice", 133),
-        (leaves_a_closed_rendezvous, "with everything in place a job runs", 1259),
         (restarts_a_job_that_does_not_answer, "NoProgress is not true of a pod that steps", 4),
         (believes_every_mark_of_gpus, "UnhealthyGPU is not true of a pod that steps", 50),
         (kills_pods_that_save, "killed before the end of its grace period", 4),

@@ -27,7 +27,7 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Revision
+from fluxtrain_operator.job import Job
 from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.plan import Plan
@@ -216,30 +216,10 @@ def test_a_budget_that_is_used_up_fails_the_job() -> None:
     assert plan_with(none, *make_pods(2, none), progress=hung()).status.phase == "Failed"
 
 
-def test_older_trainers_restart_all_pods_at_once() -> None:
+def test_all_pods_restart_at_once_without_a_generation() -> None:
     result = plan_with(running(), *make_pods(), progress=hung(generation=0))
     assert is_gang_restart(result)
     assert charged_and_free(result.status) == (1, 0)
-
-
-def test_an_older_rendezvous_service_restarts_all_pods_at_once() -> None:
-    job = running()
-    specs = {
-        component: {
-            **spec,
-            "containers": [
-                {**c, "args": [a for a in c["args"] if a != "--ended="]} if "args" in c else c
-                for c in spec["containers"]
-            ],
-        }
-        for component, spec in job.spec_revision.pod_specs.items()
-    }
-    older = Revision.of(job.name, job.spec_hash, job.config_json, specs)
-    job = with_status(job, job.status.model_copy(update={"revision": older.name}))
-    pods = [replace(pod, revision=older.name) for pod in make_pods(2, job)]
-    service = rendezvous(job, revision=older.name)
-    seen: dict[str, Any] = {"rendezvous": service, "revision": older, "progress": hung()}
-    assert is_gang_restart(plan_with(job, *pods, **seen))
 
 
 def test_pods_of_a_revision_that_is_lost_restart_together() -> None:
@@ -333,7 +313,7 @@ def test_a_job_in_a_queue_keeps_its_group() -> None:
     assert (deleted(result), result.status.attempt) == (["job-rendezvous"], 1)
 
 
-def test_a_job_of_an_older_operator_restarts_in_place_too() -> None:
+def test_a_job_that_has_restarted_all_pods_restarts_in_place_too() -> None:
     before = running().status
     counts = Restarts(gang=2, charged=2, causes={"NoProgress": 2})
     job = with_status(running(), before.model_copy(update={"restarts": counts}))

@@ -293,27 +293,6 @@ def test_agents_of_an_earlier_attempt_are_told_that_it_is_over(service: Service)
     assert json.loads(service.get("/members")[1])["attempt"] == 2
 
 
-@pytest.mark.parametrize(
-    ("last", "closed"),
-    [
-        ({"leaving": True}, False),
-        ({"leaving": True, "closing": True}, True),
-        ({"leaving": True, "closing": True, "succeeded": True}, False),
-    ],
-    ids=["an agent that fails", "one of an older version", "one that succeeds"],
-)
-def test_the_operator_is_told_that_an_older_agent_has_closed_the_attempt(
-    service: Service, last: dict[str, bool], closed: bool
-) -> None:
-    agent, later = service.client("a", attempt=1), service.client("b", attempt=2)
-    reply_of(agent)
-    agent.update(**last)
-    reply_of(agent)
-    assert json.loads(service.get("/members")[1])["closed"] is closed
-    reply_of(later)
-    assert json.loads(service.get("/members")[1])["closed"] is False, "of the newest attempt"
-
-
 def test_a_thread_sends_heartbeats_until_it_is_stopped(service: Service) -> None:
     service.sessions.limits = Limits(1, 1)
     client = service.client("a")

@@ -41,7 +41,6 @@ def test_agents_go_on_whatever_is_sent_to_their_service(tmp_path: Path) -> None:
         print(f"{seconds * 1e3:8.1f} ms  {files:5} files  {what:55} {answer}")
     assert members["generation"] == 1
     assert members["world"] == ["agent-0", "agent-1"]
-    assert not members["closed"]
     assert not {"agent-0", "agent-1"} & members["lostSeconds"].keys()
     assert together < LOST_HEARTBEATS, "an agent that begins is heard too"
     assert peak < MAX_MIB
@@ -88,9 +87,9 @@ def test_a_recorded_request_does_nothing_in_a_later_round_or_after_another_key(
         assert state(job) == before
 
 
-def state(job: Besieged) -> tuple[int, list[str], list[str], bool]:
+def state(job: Besieged) -> tuple[int, list[str], list[str]]:
     members = job.members()
-    return members["generation"], members["world"], sorted(members["alive"]), members["closed"]
+    return members["generation"], members["world"], sorted(members["alive"])
 
 
 @pytest.mark.parametrize(

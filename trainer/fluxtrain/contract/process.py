@@ -298,8 +298,7 @@ def stall_seconds(phase: Phase, step_seconds: float | None) -> float:
 # world in the order of their ranks | | ``alive`` | agents that send heartbeats, or whose world
 # makes steps; not those that are not heard yet | | ``lostSeconds`` | seconds since the last
 # heartbeat of each agent that is lost | | ``restarts`` | ``generation``, ``cause`` and ``agent`` of
-# the newest restarts | | ``closed`` | whether an agent that failed has ended the attempt for all,
-# as those of older versions do |
+# the newest restarts |
 #
 # The name of an agent begins with the uid of its pod. A restart is a generation that ended because
 # trainers failed: those of their peers fail too, so it is one, however many agents tell it. It is

@@ -205,7 +205,7 @@ class Sessions:
             self._membership.exit_code = self._membership.exit_code or exit_code
 
     def members(self) -> dict[str, Any]:
-        """Return the attempt, whether it is closed, the generation, who is alive, who is lost, the restarts.
+        """Return the attempt, the generation, who is alive, who is lost, the restarts.
 
         A new service lists restarts once all agents have told theirs: the operator counts them in order.
         """
@@ -221,7 +221,6 @@ class Sessions:
                     name: round(now - seen, 1) for name, seen in membership.lost.items()
                 },
                 "restarts": _restarts(membership) if now >= membership.forms_after else [],
-                "closed": membership.closed and not membership.succeeded,
             }
 
     def progress(self) -> dict[str, Any]:
