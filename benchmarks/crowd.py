@@ -7,9 +7,9 @@ from typing import Any
 
 from benchmarks.fake_api_server import FakeApiServer
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import load, plan
 

@@ -24,13 +24,13 @@ from itertools import count
 from pathlib import Path
 
 from fluxtrain.contract.resource.status import ProgressStatus
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Heard, Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
-from fluxtrain_operator.reports import Heard, Progress
 
 HOUR, DAY = 3600.0, 86_400.0
 NUM_NODES, NUM_SPARES, GPUS = 64, 2, 8

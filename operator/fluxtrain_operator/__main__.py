@@ -23,7 +23,7 @@ def _operate() -> int:
     import asyncio
 
     from fluxtrain_operator import operate  # imports for seconds
-    from fluxtrain_operator.names import RECURSION_LIMIT
+    from fluxtrain_operator.base.names import RECURSION_LIMIT
 
     sys.setrecursionlimit(RECURSION_LIMIT)
     return asyncio.run(operate.main())

@@ -13,9 +13,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fluxtrain.contract.resource.status import Status, TimeSpent
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import Key, seconds
-from fluxtrain_operator.node_health import NO_DISTRUST, Distrust
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import Key, seconds
+from fluxtrain_operator.base.node_health import NO_DISTRUST, Distrust
 from fluxtrain_operator.planner.plan import Plan
 from fluxtrain_operator.planner.status import finished
 

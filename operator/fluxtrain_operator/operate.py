@@ -23,6 +23,8 @@ from prometheus_client import (
 )
 
 from fluxtrain.errors import EXIT_USAGE
+from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.node_health import NodeMarks
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
@@ -33,8 +35,6 @@ from fluxtrain_operator.controller.list_watch import Reference, UnreadableObject
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
 from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.node_health import NodeMarks
 from fluxtrain_operator.options import Options, configure_logging, parse
 from fluxtrain_operator.planner.plan import Event
 

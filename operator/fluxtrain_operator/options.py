@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from fluxtrain.errors import ConfigError, redacted
-from fluxtrain_operator.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
-from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT
-from fluxtrain_operator.settings import (
+from fluxtrain_operator.base.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
+from fluxtrain_operator.base.settings import (
     DEFAULT_POLICY,
     NO_DEFAULTS,
     NO_RULES,
@@ -25,6 +24,7 @@ from fluxtrain_operator.settings import (
     parse_network_rules,
     parse_pod_defaults,
 )
+from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT
 
 # The format of the operator's log: one JSON object a line, or text.
 

@@ -13,7 +13,7 @@ from tests.api_server.client import Kubectl
 from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, wait_for
 
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.names import stamp
 
 NAMESPACE = "people"
 VIEWER = "--as=vera"

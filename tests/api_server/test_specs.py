@@ -21,10 +21,10 @@ from tests.operator.resources.variants import VARIANTS, Variant
 from tests.paths import ROOT
 
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.generate.crd import resource_schema
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import desired
-from fluxtrain_operator.settings import parse_network_rules, parse_pod_defaults
 
 LEVELS = ("restricted", "baseline", "privileged")
 NAMESPACE = "specs-restricted"

@@ -13,7 +13,7 @@ from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import Operator, condition, wait_for
 
-from fluxtrain_operator.names import MAX_BYTES
+from fluxtrain_operator.base.names import MAX_BYTES
 
 NAMESPACE = "tenants"
 IN = f"--namespace={NAMESPACE}"

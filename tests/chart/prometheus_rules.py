@@ -13,9 +13,9 @@ from tests.operator.jobs import make_training
 from fluxtrain.contract.resource.status import Status, TimeSpent
 from fluxtrain.report.metrics import Metrics as TrainerMetrics
 from fluxtrain.report.progress import RankProgress
+from fluxtrain_operator.base.node_health import Distrust, Score
 from fluxtrain_operator.metrics import PHASES
 from fluxtrain_operator.metrics import Metrics as OperatorMetrics
-from fluxtrain_operator.node_health import Distrust, Score
 from fluxtrain_operator.planner.plan import Plan, load
 
 JOB = ("team", "job")

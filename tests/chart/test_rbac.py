@@ -18,7 +18,7 @@ from tests.chart.objects import CHART, Manifest, Template, one
 from tests.operator.jobs import KEY, OWNER, make_training
 from tests.paths import ROOT
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 from fluxtrain_operator.controller import kopf_handlers as handlers
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache

@@ -14,9 +14,9 @@ from tests.kubernetes_schemas import require_valid
 from tests.paths import ROOT
 
 from fluxtrain.contract.resource.fluxtraining import Toleration
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.settings import NO_DEFAULTS, NetworkRules, Peer, PodDefaults
 from fluxtrain_operator.options import parse
-from fluxtrain_operator.settings import NO_DEFAULTS, NetworkRules, Peer, PodDefaults
 
 GOLDEN = Path(__file__).parent / "golden"
 MONITORING = ("monitoring.coreos.com/v1",)

@@ -12,8 +12,8 @@ from tests.operator.planner.pods import make_pods, plan_with, running
 from fluxtrain.contract.process import Phase, agent_name
 from fluxtrain.rendezvous.messages import RankReport
 from fluxtrain.rendezvous.service import progress_report
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.reports import Progress
 
 REPORT = st.fixed_dictionaries(
     {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
 
 KEY = ("ns", "job")
 NOW = stamp(time.time())

@@ -12,16 +12,16 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_job
 
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.reports import Heard, Progress
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.reconcile import Reconciler
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.observed import is_controlled_by
 from fluxtrain_operator.planner.plan import Event
-from fluxtrain_operator.reports import Heard, Progress
 
 
 def encoded(manifest: Manifest) -> Manifest:

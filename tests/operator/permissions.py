@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from tests.paths import ROOT
 
-from fluxtrain_operator.settings import JobPolicy
+from fluxtrain_operator.base.settings import JobPolicy
 
 Manifest = dict[str, Any]
 CHART = ROOT / "charts" / "fluxtrain-operator"

@@ -13,10 +13,10 @@ from tests.operator.jobs import KEY, make_job
 from tests.operator.object_store import Harness, run
 
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import UnreadableError
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import MAX_BYTES, MAX_DEPTH, require_bounded
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import UnreadableError
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import MAX_BYTES, MAX_DEPTH, require_bounded
 from fluxtrain_operator.planner.changes import MAX_PODS_PER_PLAN
 from fluxtrain_operator.planner.plan import load
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fluxtrain_operator.names import stamp
-from fluxtrain_operator.node_health import (
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.node_health import (
     EXCLUDED_FROM,
     EXCLUDED_PERCENT,
     MAX_AVOIDED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.names import duration
+from fluxtrain_operator.base.names import duration
 
 
 @pytest.mark.parametrize(

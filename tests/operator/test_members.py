@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluxtrain.contract.process import MAX_RESTARTS
-from fluxtrain_operator.reports import Heard, ProcessRestart
+from fluxtrain_operator.base.reports import Heard, ProcessRestart
 
 
 @pytest.mark.parametrize(

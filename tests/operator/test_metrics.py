@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status, TimeSpent
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.metrics import PHASES, Metrics
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.plan import Plan, load
 
 CREATED = 1_800_000_000.0

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 
 LONG = "a" * 63
 MAKERS = (

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator.node_health import KNOWN_MARKS, NodeHealth, NodeMarks, parse_node_health
+from fluxtrain_operator.base.node_health import (
+    KNOWN_MARKS,
+    NodeHealth,
+    NodeMarks,
+    parse_node_health,
+)
 from fluxtrain_operator.options import parse
 
 IMAGE = "--image=example.org/trainer:1"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from fluxtrain_operator.base.settings import NO_DEFAULTS
 from fluxtrain_operator.options import parse
-from fluxtrain_operator.settings import NO_DEFAULTS
 
 IMAGE = "--image=example.org/trainer:1"
 DEFAULTS = "FLUXTRAIN_POD_DEFAULTS"

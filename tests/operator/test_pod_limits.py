@@ -11,10 +11,10 @@ from tests.operator.permissions import PROFILES, ROWS, Row, policy_of
 from tests.paths import ROOT
 
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator.errors import NotPermittedError
-from fluxtrain_operator.limits import require_permitted
+from fluxtrain_operator.base.errors import NotPermittedError
+from fluxtrain_operator.base.limits import require_permitted
+from fluxtrain_operator.base.settings import DEFAULT_POLICY, JobPolicy, parse_job_policy
 from fluxtrain_operator.planner.plan import load
-from fluxtrain_operator.settings import DEFAULT_POLICY, JobPolicy, parse_job_policy
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluxtrain_operator.names import Transition, transition
+from fluxtrain_operator.base.names import Transition, transition
 
 NOW, HOUR = 1_800_000_000.0, 3600.0
 

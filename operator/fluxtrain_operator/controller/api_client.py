@@ -16,13 +16,13 @@ from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.process import MEMBERS_PATH, PROGRESS_PATH
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
 from fluxtrain.errors import redacted
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Heard, Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event
-from fluxtrain_operator.reports import Heard, Progress
 
 KINDS: dict[str, str] = {
     "ConfigMap": "v1",

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain_operator import names
-from fluxtrain_operator.controller.kept_fields import job_of, label, node_of, trimmed
-from fluxtrain_operator.names import Key, Transition, seconds, transition
-from fluxtrain_operator.node_health import (
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import Key, Transition, seconds, transition
+from fluxtrain_operator.base.node_health import (
     KNOWN_MARKS,
     NO_DISTRUST,
     Distrust,
@@ -22,6 +21,7 @@ from fluxtrain_operator.node_health import (
     ordered,
     score,
 )
+from fluxtrain_operator.controller.kept_fields import job_of, label, node_of, trimmed
 from fluxtrain_operator.planner.observed import (
     TRANSITION,
     NodeView,

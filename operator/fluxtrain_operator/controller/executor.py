@@ -12,12 +12,12 @@ from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Condition, Status, preserve_unknown_fields
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Job, Manifest, Revision
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Kind, Name
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Job, Manifest, Revision
-from fluxtrain_operator.names import Key
 from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT, NODE_FAULTS, Delete
 from fluxtrain_operator.planner.observed import (
     CreateFailure,

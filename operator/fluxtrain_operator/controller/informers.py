@@ -9,7 +9,8 @@ from itertools import chain
 
 from kubernetes.aio.client import ApiClient
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, collection
 from fluxtrain_operator.controller.cache import Cache, Kind, Manifest
 from fluxtrain_operator.controller.kept_fields import NodeFields, ObjectFields, PodFields
@@ -21,7 +22,6 @@ from fluxtrain_operator.controller.list_watch import (
     list_and_watch,
 )
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key
 
 SELECTOR = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
 METADATA_RELIST_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypedDict
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 from fluxtrain_operator.planner.observed import controller_of
 from fluxtrain_operator.resources.environment import NODES, RUN_ID
 from fluxtrain_operator.resources.pods import ENDED_ARGUMENT, NODES_ARGUMENT

@@ -9,10 +9,10 @@ import kopf
 
 from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL, VERSION
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.list_watch import UnreadableObjects
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key
 
 
 def make_registry(

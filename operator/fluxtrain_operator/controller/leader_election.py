@@ -17,7 +17,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
 from kubernetes.aio.client.exceptions import ApiException
 
-from fluxtrain_operator.errors import ApiError
+from fluxtrain_operator.base.errors import ApiError
 
 LOG = logging.getLogger(__name__)
 _FAILURES = (ApiException, aiohttp.ClientError, TimeoutError, OSError)

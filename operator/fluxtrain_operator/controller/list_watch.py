@@ -18,11 +18,11 @@ import msgspec
 from kubernetes.aio.client import ApiClient
 from kubernetes.aio.client.exceptions import ApiException
 
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.names import mapping
 from fluxtrain_operator.controller.cache import Kind
 from fluxtrain_operator.controller.work_queue import Pace
-from fluxtrain_operator.errors import ApiError
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import mapping
 from fluxtrain_operator.planner.plan import Event
 
 LOG = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fluxtrain.contract.process import FINISH
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.work_queue import Pace
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.reports import NOT_HEARD, Heard, Progress
 
 PROGRESS_SECONDS = 10.0
 """Polling interval of a job."""

@@ -11,7 +11,19 @@ from typing import Any
 
 from fluxtrain.contract.resource.status import read_status
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError, UnreadableError
+from fluxtrain_operator.base.job import Job, Revision
+from fluxtrain_operator.base.names import Key, earliest, items, mapping
+from fluxtrain_operator.base.node_health import Distrust
+from fluxtrain_operator.base.settings import (
+    DEFAULT_POLICY,
+    NO_DEFAULTS,
+    NO_RULES,
+    JobPolicy,
+    NetworkRules,
+    PodDefaults,
+)
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Name
 from fluxtrain_operator.controller.executor import (
@@ -22,25 +34,13 @@ from fluxtrain_operator.controller.executor import (
     status_delay,
 )
 from fluxtrain_operator.controller.pollers import MembersPoller, ProgressPoller
-from fluxtrain_operator.errors import ApiError, UnreadableError
-from fluxtrain_operator.job import Job, Revision
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key, earliest, items, mapping
-from fluxtrain_operator.node_health import Distrust
 from fluxtrain_operator.planner.groups import FAILED
 from fluxtrain_operator.planner.observed import Observed, is_controlled_by, name_conflict
 from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
 from fluxtrain_operator.resources.scheduling import gang_of
-from fluxtrain_operator.settings import (
-    DEFAULT_POLICY,
-    NO_DEFAULTS,
-    NO_RULES,
-    JobPolicy,
-    NetworkRules,
-    PodDefaults,
-)
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""

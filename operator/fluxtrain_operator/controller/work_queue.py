@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
-from fluxtrain_operator.names import Key
+from fluxtrain_operator.base.names import Key
 
 Work = Callable[[Key], Awaitable[float | None]]
 """Processes a key; returns the seconds after which to requeue it, or None."""

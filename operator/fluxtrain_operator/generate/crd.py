@@ -1,4 +1,7 @@
-"""The CustomResourceDefinition, generated from the models of the contract."""
+"""The CustomResourceDefinition, from the models of the contract, and the policy for jobs, from its limits.
+
+The API server checks the policy by a ValidatingAdmissionPolicy and its binding.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ from fluxtrain.contract.resource.fluxtraining import (
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import without_nulls
+from fluxtrain_operator.base.limits import LISTED, NO_TEMPLATE, RESTRICTED, Limit, limits_of
+from fluxtrain_operator.base.settings import DEFAULT_POLICY, JobPolicy
 
 Manifest = dict[str, Any]
 
@@ -360,3 +365,74 @@ def _as_text(value: object) -> str:
     return (
         "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     )
+
+
+_POLICY = "fluxtrain-operator-fluxtrain-system-limits"
+"""Name of the objects in ``manifests/``, as the chart calls them."""
+_LIMITED = ("credentials", "image", "network", "podTemplate", "scheduling", "storage")
+"""Sections of the spec that have limits: a change of others is no concern of the policy."""
+_CHANGED = "request.operation == 'CREATE' || " + " || ".join(
+    f"object.spec.?{name} != oldObject.spec.?{name}" for name in _LIMITED
+)
+
+
+def _validations(limits: tuple[Limit, ...]) -> list[Manifest]:
+    """Return the entries of ``spec.validations`` for ``limits``."""
+    return [
+        {"expression": limit.expression, "message": f"{limit.at}: {limit.allowed}"}
+        for limit in limits
+    ]
+
+
+def chart_limits() -> Manifest:
+    """Return what the chart's template of the policy reads: all that no value of the chart changes."""
+    return {
+        "changed": _CHANGED,
+        "none": _validations(NO_TEMPLATE),
+        "restricted": _validations(RESTRICTED),
+        "any": [],
+        "listed": _validations(LISTED),
+    }
+
+
+def admission_policy(policy: JobPolicy = DEFAULT_POLICY) -> list[Manifest]:
+    """Return the objects that let the API server refuse what ``policy`` does not permit."""
+    rule = {
+        "apiGroups": [GROUP],
+        "apiVersions": ["*"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [PLURAL],
+        "scope": "*",
+    }
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "matchPolicy": "Equivalent",
+            "namespaceSelector": {},
+            "objectSelector": {},
+            "resourceRules": [rule],
+        },
+        "matchConditions": [{"name": "changed", "expression": _CHANGED}],
+        "variables": _variables(policy),
+        "validations": _validations(limits_of(policy)),
+    }
+    return [
+        _policy_object("ValidatingAdmissionPolicy", spec),
+        _policy_object(
+            "ValidatingAdmissionPolicyBinding",
+            {"policyName": _POLICY, "validationActions": ["Deny"]},
+        ),
+    ]
+
+
+def _variables(policy: JobPolicy) -> list[Manifest]:
+    values = policy.model_dump(mode="json", by_alias=True, exclude={"pod_template"})
+    return [
+        {"name": name, "expression": json.dumps(values[name], separators=(",", ":"))}
+        for name in sorted(values)
+    ]
+
+
+def _policy_object(kind: str, spec: Manifest) -> Manifest:
+    version = "admissionregistration.k8s.io/v1"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": _POLICY}, "spec": spec}

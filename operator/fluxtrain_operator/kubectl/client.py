@@ -16,9 +16,9 @@ from typing import Any
 from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, PLURAL
 from fluxtrain.errors import EXIT_ERROR, EXIT_USAGE
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import seconds
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import seconds
 from fluxtrain_operator.planner.observed import is_controlled_by
 
 JOBS = f"{PLURAL}.{GROUP}"

@@ -1,14 +1,30 @@
-"""``kubectl fluxtrain logs NAME``: the log of rank 0, or the whole MLPerf log in it."""
+"""What pods print: ``kubectl fluxtrain logs NAME``, and ``stacks NAME``, where all ranks of a job are.
+
+The log is that of rank 0, or the whole MLPerf log in it. ``fluxtrain stacks``, run in each pod, asks its
+ranks one after the other. Their stacks are then lines of the pod's log, and the log's timestamps, of the same
+clock as the command's, say which rank printed which.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from fluxtrain.contract.process import MLPERF_FILE, MLPERF_TOKEN, OUTPUT_PATH
-from fluxtrain_operator import names
+from fluxtrain.contract.process import (
+    MLPERF_FILE,
+    MLPERF_TOKEN,
+    OUTPUT_PATH,
+    STACKS_COMMAND,
+    RankProcess,
+    read_ranks,
+)
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.kubectl.client import Kubectl, KubectlError
 
+_CONTAINER = f"--container={names.TRAINER}"
 _FIRST_KEY = "cache_clear"
 """Key of the first event of a whole log."""
 
@@ -51,8 +67,7 @@ def mlperf_log(lines: Iterable[str]) -> list[str]:
 
 def _read(kubectl: Kubectl, pods: Sequence[str]) -> dict[str, str]:
     """Return the logs that can be read, by pod; raise the first error if there is none."""
-    container = f"--container={names.TRAINER}"
-    results = kubectl.run_all(("logs", pod, container) for pod in pods)
+    results = kubectl.run_all(("logs", pod, _CONTAINER) for pod in pods)
     answers = dict(zip(pods, results, strict=True))
     texts = {pod: text for pod, text in answers.items() if isinstance(text, str)}
     if not texts:
@@ -84,3 +99,173 @@ def _where() -> str:
         f"; the whole MLPerf log is the file {OUTPUT_PATH}/{MLPERF_FILE} of the job's output volume "
         "(spec.storage.output)"
     )
+
+
+_SECONDS = 90.0
+"""A pod may take this long: a start of Python, and 0.3 s for each of its ranks."""
+
+
+@dataclass(frozen=True)
+class _Pod:
+    name: str
+    ranks: list[RankProcess]
+
+
+def stacks(kubectl: Kubectl, name: str) -> tuple[str, list[str]]:
+    """Return the report on the job ``name``, and one line for each pod that could not be asked.
+
+    Raises KubectlError if the job has no running pods, or if none could be asked.
+    """
+    pods = _running_pods(kubectl, name)
+    asked, problems = _ask(kubectl, pods)
+    if not asked:
+        raise KubectlError("\n".join(problems))
+    found: list[RankStacks] = []
+    for pod, log in zip(asked, _logs(kubectl, asked), strict=True):
+        if isinstance(log, KubectlError):
+            problems.append(f"{pod.name}: {log}")
+        else:
+            found += stacks_of(pod.name, pod.ranks, log)
+    return report(found), problems
+
+
+def _running_pods(kubectl: Kubectl, name: str) -> list[str]:
+    pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
+    running = [
+        p["metadata"]["name"] for p in pods if (p.get("status") or {}).get("phase") == "Running"
+    ]
+    if not running:
+        raise KubectlError(f"{name} has no running pods; `kubectl fluxtrain why {name}` says why")
+    return running
+
+
+def _ask(kubectl: Kubectl, pods: list[str]) -> tuple[list[_Pod], list[str]]:
+    """Run the command in ``pods``; return those with ranks, and a line for each other one."""
+    commands = (("exec", pod, _CONTAINER, "--", *STACKS_COMMAND) for pod in pods)
+    asked, problems = [], []
+    for pod, answer in zip(pods, kubectl.run_all(commands, _SECONDS), strict=True):
+        ranks = [] if isinstance(answer, KubectlError) else read_ranks(answer)
+        if ranks:
+            asked.append(_Pod(pod, ranks))
+        else:
+            problems.append(f"{pod}: {_problem(answer)}")
+    return asked, problems
+
+
+def _problem(answer: str | KubectlError) -> str:
+    if not isinstance(answer, KubectlError):
+        return (
+            "no trainer runs in it at the moment: its agent waits for the other nodes, or restarts"
+        )
+    return str(answer)
+
+
+def _logs(kubectl: Kubectl, pods: list[_Pod]) -> Iterator[str | KubectlError]:
+    """Yield the log of each of ``pods``, with timestamps, from when its first rank was asked."""
+    since = (stamp(min(rank.time for rank in pod.ranks)) for pod in pods)
+    options = ("--timestamps", _CONTAINER)
+    return kubectl.run_all(
+        ("logs", pod.name, *options, f"--since-time={time}")
+        for pod, time in zip(pods, since, strict=True)
+    )
+
+
+_STACK_LINE = re.compile(
+    r'(Current thread|Thread) 0x|  File ".*", line (\d+|\?+) in |  \.\.\.$|  <.+>$'
+)
+"""A line that Python's faulthandler prints."""
+_MAIN = "Current thread"
+"""Begins the stack of the thread that handled the signal, which is the main thread."""
+_STATES = {
+    "D": "waits in the kernel, for storage or a device",
+    "T": "is stopped by a signal",
+    "t": "is stopped by a debugger",
+    "Z": "has ended",
+}
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """The stacks of one rank."""
+
+    rank: int
+    pod: str
+    lines: tuple[str, ...]
+    note: str = ""
+    """What else there is to say, such as why it has printed none."""
+
+    @property
+    def position(self) -> tuple[str, ...]:
+        """Return the frames of the main thread, innermost first; empty if they are unknown."""
+        start = next((n for n, line in enumerate(self.lines) if line.startswith(_MAIN)), None)
+        if start is None:
+            return ()
+        frames = []
+        for line in self.lines[start + 1 :]:
+            if not line.startswith("  "):
+                break
+            frames.append(line.strip())
+        return tuple(frames)
+
+
+def stacks_of(pod: str, ranks: Sequence[RankProcess], log: str) -> list[RankStacks]:
+    """Return the stacks of ``ranks`` of ``pod``, of which ``log`` has a timestamp before each line.
+
+    The lines of a rank are those between the time at which it was asked and that of the next one.
+    """
+    lines = [parts for parts in map(_timed, log.splitlines()) if parts is not None]
+    ends = [*(rank.time for rank in ranks[1:]), float("inf")]
+    result = []
+    for rank, end in zip(ranks, ends, strict=True):
+        own = tuple(line for time, line in lines if rank.time <= time < end)
+        result.append(RankStacks(rank.rank, pod, own if rank.asked else (), _note(rank, own)))
+    return result
+
+
+def report(ranks: Sequence[RankStacks]) -> str:
+    """Return where how many ranks are, the rarest position first, then the stacks of each rank."""
+    return "\n\n".join([*_summary(ranks), *(_section(r) for r in sorted(ranks, key=_rank))])
+
+
+def _summary(ranks: Sequence[RankStacks]) -> list[str]:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(ranks, key=_rank):
+        groups.setdefault(rank.position, []).append(rank.rank)
+    listed = sorted(groups.items(), key=lambda group: len(group[1]))
+    unknown = ("unknown: no stacks",)
+    return ["\n".join(f"{_numbers(own)}: {(at or unknown)[0]}" for at, own in listed)]
+
+
+def _numbers(ranks: list[int]) -> str:
+    """Return the ranks as text, runs of them shortened."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(texts)}"
+
+
+def _section(rank: RankStacks) -> str:
+    note = f": {rank.note}" if rank.note else ""
+    return "\n".join([f"== rank {rank.rank}, pod {rank.pod}{note}", *rank.lines])
+
+
+def _rank(rank: RankStacks) -> int:
+    return rank.rank
+
+
+def _note(rank: RankProcess, lines: tuple[str, ...]) -> str:
+    state = f"process {rank.pid} {_STATES[rank.state]}" if rank.state in _STATES else ""
+    if not rank.asked:
+        return "it still imports modules, and cannot print its stacks yet"
+    return state if lines else state or "it has printed no stacks"
+
+
+def _timed(line: str) -> tuple[float, str] | None:
+    """Return the time and the text of a line of a stack; None for any other line."""
+    stamp, _, text = line.partition(" ")
+    time = seconds(stamp)
+    return (time, text) if time is not None and _STACK_LINE.match(text) else None

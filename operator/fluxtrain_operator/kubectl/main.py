@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from fluxtrain import __version__
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 from fluxtrain_operator.kubectl.client import Kubectl, KubectlError, printable
-from fluxtrain_operator.kubectl.logs import logs
-from fluxtrain_operator.kubectl.stacks import stacks
+from fluxtrain_operator.kubectl.logs import logs, stacks
 from fluxtrain_operator.kubectl.timeline import goodput, timeline
 from fluxtrain_operator.kubectl.why import why
 

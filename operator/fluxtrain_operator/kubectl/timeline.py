@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fluxtrain.contract.run.config import value_at
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import duration, seconds, stamp
 from fluxtrain_operator.kubectl.client import JobObjects, Kubectl, aligned, event_time, read_job
-from fluxtrain_operator.names import duration, seconds, stamp
 
 _MOMENTS = (
     ("Started", "startTime", "a pod passed all scheduling gates"),

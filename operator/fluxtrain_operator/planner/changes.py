@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import count
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.planner.faults import (
     avoided_nodes,
     distrusted_nodes,

@@ -18,8 +18,8 @@ from fluxtrain.contract.resource.status import (
     Restarts,
     Retry,
 )
-from fluxtrain_operator import names
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.planner.guard import (
     HARDWARE_CODES,
     NODE_FAULTS,

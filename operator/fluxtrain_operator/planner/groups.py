@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from fluxtrain.contract.process import write_places
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources.pods import receives_topology

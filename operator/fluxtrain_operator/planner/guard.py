@@ -15,8 +15,8 @@ from fluxtrain.errors import (
     EXIT_UNFIT,
     EXIT_USAGE,
 )
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import earliest, seconds
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import earliest, seconds
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 
 GRACE_SECONDS = 20.0

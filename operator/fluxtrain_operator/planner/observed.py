@@ -10,12 +10,12 @@ from sys import intern
 from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Revision
-from fluxtrain_operator.names import Transition, items, mapping, mappings, seconds
-from fluxtrain_operator.node_health import KNOWN_MARKS, NO_DISTRUST, Distrust, NodeMarks
-from fluxtrain_operator.reports import NOT_HEARD, Heard, Progress, read_termination_message
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Revision
+from fluxtrain_operator.base.names import Transition, items, mapping, mappings, seconds
+from fluxtrain_operator.base.node_health import KNOWN_MARKS, NO_DISTRUST, Distrust, NodeMarks
+from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress, read_termination_message
 
 # Why an object of a job cannot be created: its name is in use, or the API server rejects it.
 

@@ -10,11 +10,18 @@ from typing import Any, Literal
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import NodeFault, Status, read_status
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain_operator.errors import UnreadableError
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.limits import require_permitted
-from fluxtrain_operator.names import earliest, seconds
-from fluxtrain_operator.node_health import Fault
+from fluxtrain_operator.base.errors import UnreadableError
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.limits import require_permitted
+from fluxtrain_operator.base.names import earliest, seconds
+from fluxtrain_operator.base.node_health import Fault
+from fluxtrain_operator.base.settings import (
+    NO_DEFAULTS,
+    NO_RULES,
+    JobPolicy,
+    NetworkRules,
+    PodDefaults,
+)
 from fluxtrain_operator.planner.changes import (
     MAX_PODS_PER_PLAN,
     blocking_failures,
@@ -55,7 +62,6 @@ from fluxtrain_operator.planner.watchdog import (
 from fluxtrain_operator.resources.pods import pod_templates
 from fluxtrain_operator.resources.support import revision_of
 from fluxtrain_operator.resources.template import require_merge_keys
-from fluxtrain_operator.settings import NO_DEFAULTS, NO_RULES, JobPolicy, NetworkRules, PodDefaults
 
 _STALE_SECONDS = 1.0
 _REPORTED_ONLY = (

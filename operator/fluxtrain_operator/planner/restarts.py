@@ -12,7 +12,7 @@ from fluxtrain.contract.resource.status import (
     PodReplacement,
     Restarts,
 )
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.planner.groups import release_deadline
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Failure, Reason
 from fluxtrain_operator.planner.situation import MAX_COUNT, Decision, Situation, first_counted

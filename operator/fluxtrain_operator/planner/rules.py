@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fluxtrain.contract.process import PROCESS_FAILED
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.planner.faults import replacement_time
 from fluxtrain_operator.planner.groups import (
     FAILED,

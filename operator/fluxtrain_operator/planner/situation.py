@@ -16,11 +16,11 @@ from fluxtrain.contract.resource.status import (
     Restarts,
     StragglerStatus,
 )
-from fluxtrain_operator.job import Job, Manifest, Revision
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base.job import Job, Manifest, Revision
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress
 from fluxtrain_operator.planner.guard import START_ERROR, Failure, Guard, Reason, failure_of
 from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.reports import Heard, ProcessRestart, Progress
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.scheduling import Gang, Queueing, gang_of, queueing_of
 from fluxtrain_operator.resources.support import DISRUPTION_BUDGET

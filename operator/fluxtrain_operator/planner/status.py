@@ -19,10 +19,11 @@ from fluxtrain.contract.resource.status import (
     TimeSpent,
 )
 from fluxtrain.errors import ConfigError, redacted
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import NotPermittedError, UnreadableError
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import duration, seconds, stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import NotPermittedError, UnreadableError
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import duration, seconds, stamp
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.faults import repeated_failure, replacement_time
 from fluxtrain_operator.planner.groups import (
     completed_predecessors,
@@ -43,7 +44,6 @@ from fluxtrain_operator.planner.watchdog import (
     with_stall,
     without_suspension,
 )
-from fluxtrain_operator.reports import Progress
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
 Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]

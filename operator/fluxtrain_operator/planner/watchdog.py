@@ -23,10 +23,10 @@ from fluxtrain.contract.process import (
     stall_seconds,
 )
 from fluxtrain.contract.resource.status import ProgressStatus, Status, TimeSpent
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import Situation
-from fluxtrain_operator.reports import Progress, RankProgress
 
 _NO_ANSWER_SECONDS = 300.0  # longer than a start takes
 REPORTED_BY_AGENTS = "ReportedByAgents"

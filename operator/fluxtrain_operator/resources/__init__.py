@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.resources.pods import (
     Slot,
     pod_templates,

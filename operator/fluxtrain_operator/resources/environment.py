@@ -7,8 +7,8 @@ from fluxtrain.contract.process import gpu_environment
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Network
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.parallel.node_memory import takes_snapshots
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.resources.volumes import (
     CONFIG_PATH,
     KEY_FILE,

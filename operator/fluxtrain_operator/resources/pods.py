@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fluxtrain.contract.process import RENDEZVOUS_PORT
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.resources.environment import environment, grace_seconds, slot_environment
 from fluxtrain_operator.resources.scheduling import (
     Gang,

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, Scheduling
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.resources.support import supporting_object
 
 _TEMPLATE = "trainer"

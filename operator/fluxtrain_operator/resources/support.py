@@ -8,10 +8,10 @@ from typing import Any
 from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.process import RENDEZVOUS_PORT
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest, Revision
-from fluxtrain_operator.names import digest
-from fluxtrain_operator.settings import Destination
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest, Revision
+from fluxtrain_operator.base.names import digest
+from fluxtrain_operator.base.settings import Destination
 
 
 def headless_service(job: Job) -> Manifest:

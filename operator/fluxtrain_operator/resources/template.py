@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import TemplateError
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import TemplateError
+from fluxtrain_operator.base.job import Manifest
 
 _AT = "spec.podTemplate"
 _MERGE_KEYS = {  # as in a strategic merge patch; other lists are replaced

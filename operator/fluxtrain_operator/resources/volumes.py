@@ -28,8 +28,8 @@ from fluxtrain.contract.resource.pod_template import (
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.model.cost import host_sizes
 from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes, takes_snapshots
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.resources.support import metadata
 
 CONFIG_PATH = f"/etc/fluxtrain/{CONFIG_FILE}"

@@ -20,7 +20,7 @@ from tests.end_to_end.integrations.prometheus import SCRAPE_SECONDS, Prometheus,
 from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, Operator, condition, is_complete, losses, step
 
-from fluxtrain_operator.names import seconds
+from fluxtrain_operator.base.names import seconds
 
 pytestmark = pytest.mark.proof
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.operator.jobs import KEY, OWNER
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.controller.cache import Applied, AppliedObjects
-from fluxtrain_operator.job import Manifest
 
 SERVICE = ("v1", "Service")
 KINDS = {"Service": "v1"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.operator.jobs import KEY, OWNER, Clock, make_node, make_pod, make_training
 
+from fluxtrain_operator.base.node_health import NodeMarks, parse_node_health
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.node_health import NodeMarks, parse_node_health
 from fluxtrain_operator.planner.observed import Pod
 
 

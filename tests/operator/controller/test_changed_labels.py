@@ -10,10 +10,10 @@ import pytest
 from tests.operator.jobs import KEY, OWNER, make_job, run_pods
 from tests.operator.object_store import Harness, run
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
 
 ALL_PODS = ["job-0", "job-1", "job-2", "job-3", "job-rendezvous"]

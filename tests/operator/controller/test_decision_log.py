@@ -10,8 +10,8 @@ from tests.operator.jobs import make_training
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Condition, InPlaceRestart, ProgressStatus, Status
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.executor import decision_fields, log_decision
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
 from fluxtrain_operator.planner.situation import RUN, Decision

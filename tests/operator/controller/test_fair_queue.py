@@ -6,8 +6,8 @@ import asyncio
 
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until
 
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.work_queue import FairQueue, WorkQueue
-from fluxtrain_operator.names import Key
 
 
 def keys(namespace: str, count: int) -> list[Key]:

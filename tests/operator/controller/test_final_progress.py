@@ -10,12 +10,12 @@ import pytest
 from tests.operator.jobs import KEY, OWNER, make_job, run_pods
 from tests.operator.object_store import Harness, ObjectStore, run
 
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.situation import newest_report
-from fluxtrain_operator.reports import Progress
 
 SHOWN, LAST = 58, 75
 

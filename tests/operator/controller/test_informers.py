@@ -17,7 +17,9 @@ from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import until
 from tests.operator.jobs import KEY, make_node, make_pod, make_training
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.list_watch import (
@@ -26,9 +28,7 @@ from fluxtrain_operator.controller.list_watch import (
     UnreadableObjects,
     list_and_watch,
 )
-from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import Key
 
 Objects = Iterable[tuple[str, Manifest]]
 """Objects, each after the plural of its kind."""

@@ -11,8 +11,8 @@ import pytest
 from kubernetes.aio.client import ApiClient, Configuration
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until
 
+from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector, LeaseTiming
-from fluxtrain_operator.errors import ApiError
 
 FAST = LeaseTiming(lease_duration=1, renew_deadline=0.5, retry_period=0.05, request_timeout=0.2)
 _RESPONSE_SECONDS = 0.005

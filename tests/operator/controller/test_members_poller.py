@@ -11,7 +11,9 @@ from tests.operator import jobs
 from tests.operator.controller.event_loop import run_in_virtual_time
 from tests.operator.jobs import KEY, make_training
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.reports import Heard
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.pollers import (
     MEMBERS_SECONDS,
@@ -20,8 +22,6 @@ from fluxtrain_operator.controller.pollers import (
     SILENT_SECONDS,
     MembersPoller,
 )
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.reports import Heard
 
 PORT = 9464
 NOBODY = frozenset[str]()

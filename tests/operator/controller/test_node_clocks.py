@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.operator.jobs import KEY, Clock, make_node, make_pod, make_training
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import NodeView, Pod
 
 NOW, HOUR = 1_800_000_000.0, 3600.0

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from tests.operator.jobs import make_job, make_node
 from tests.operator.object_store import Harness, run
 
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.node_health import Fault, score
 from fluxtrain_operator.controller import cache as node_ledger
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.names import stamp
-from fluxtrain_operator.node_health import Fault, score
 
 NOW = float(int(time.time()))
 
@@ -114,7 +114,7 @@ def test_the_sums_are_those_of_all_faults_after_any_changes() -> None:
 
 
 def _time(listed: dict[str, Any]) -> float:
-    from fluxtrain_operator.names import seconds
+    from fluxtrain_operator.base.names import seconds
 
     return seconds(listed["time"]) or 0.0
 

@@ -9,9 +9,9 @@ from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, NOW, make_job, run_pods
 from tests.operator.object_store import Harness, run
 
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.planner.observed import controller_of
 from fluxtrain_operator.planner.plan import load
 

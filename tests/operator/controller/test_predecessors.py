@@ -11,9 +11,9 @@ from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, make_job
 from tests.operator.object_store import Harness
 
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.executor import NEVER
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
 
 FIRST = ("ns", "first")
 

@@ -13,11 +13,11 @@ from tests.operator.controller.event_loop import run_in_virtual_time, until
 from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import ProgressStatus
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.pollers import FetchProgress, ProgressPoller
-from fluxtrain_operator.names import Key
-from fluxtrain_operator.reports import Progress, RankProgress
 
 PORT = 9464
 

@@ -14,17 +14,17 @@ from tests.operator.jobs import KEY, NOW, make_job, run_pods
 from tests.operator.object_store import Harness, ObjectStore, run
 
 from fluxtrain.contract.resource.status import Condition, NodesStatus, ProgressStatus, Status
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.executor import JobState, status_delay
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Job, Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event, Plan
-from fluxtrain_operator.reports import Heard, Progress
-from fluxtrain_operator.settings import parse_network_rules, parse_pod_defaults
 
 
 class RecordingStore(ObjectStore):

@@ -11,9 +11,9 @@ import pytest
 from tests.operator.jobs import make_job
 from tests.operator.object_store import Harness, ObjectStore, run
 
-from fluxtrain_operator import names
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.planner import plan
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import pods, template

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import now, run_in_virtual_time
 from tests.operator.jobs import make_pod, make_training
 
+from fluxtrain_operator.base.errors import ApiError
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.list_watch import MAX_KNOWN, Reference, UnreadableObjects
-from fluxtrain_operator.errors import ApiError
-from fluxtrain_operator.job import Manifest
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import Event
 

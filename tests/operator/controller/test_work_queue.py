@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until
 
+from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.work_queue import WorkQueue
-from fluxtrain_operator.names import Key
 
 A, B = ("ns", "a"), ("ns", "b")
 

@@ -8,10 +8,10 @@ from tests.operator.planner import pods as pods_of_planner
 from tests.operator.planner.pods import LONG_AGO, NOW
 
 from fluxtrain.contract.resource.status import Status
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.kubectl.client import JobObjects
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import plan
 from fluxtrain_operator.resources import Slot, rendezvous_pod, training_pod

@@ -8,8 +8,8 @@ import pytest
 from tests.operator.kubectl.objects import make_training
 from tests.operator.planner.pods import LONG_AGO, NOW
 
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.kubectl.timeline import goodput_table, spent_seconds
-from fluxtrain_operator.names import stamp
 
 STATUS = {
     "phase": "Running",

@@ -12,8 +12,8 @@ from tests.trainer.rank_processes import proc_with, rank_process
 
 from fluxtrain.contract.process import RankProcess
 from fluxtrain.launch.stacks import ask_ranks
-from fluxtrain_operator.kubectl.stacks import RankStacks, report, stacks_of
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.kubectl.logs import RankStacks, report, stacks_of
 
 LOG = """\
 1970-01-01T00:01:39.900000000Z   File "old.py", line 1 in before

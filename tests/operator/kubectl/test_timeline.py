@@ -9,11 +9,11 @@ from tests.operator.kubectl.objects import make_event, make_training, running, s
 from tests.operator.planner import pods
 from tests.operator.planner.pods import LONG_AGO, NOW
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.kubectl.client import JobObjects, event_time, events_of
 from fluxtrain_operator.kubectl.timeline import Entry, entries, table
-from fluxtrain_operator.names import stamp
 
 
 def test_a_job_without_status_has_been_created() -> None:

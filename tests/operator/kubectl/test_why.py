@@ -21,14 +21,14 @@ from tests.operator.planner.pods import LONG_AGO, NOW
 
 from fluxtrain.contract.resource.status import Condition, Restarts, Status, read_status
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Straggler
 from fluxtrain_operator.kubectl.client import JobObjects
 from fluxtrain_operator.kubectl.why import explanation
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import CreateFailure, NodeView, name_conflict
 from fluxtrain_operator.planner.status import invalid_spec_status
-from fluxtrain_operator.reports import Straggler
 
 RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
 STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from tests.operator.jobs import KEY, OWNER, make_training
 
 from fluxtrain.contract.process import SAVE, STEP
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fluxtrain_operator.names import Transition, seconds, stamp, transition
+from fluxtrain_operator.base.names import Transition, seconds, stamp, transition
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.reports import Progress
 
 
 class NodeClocks:

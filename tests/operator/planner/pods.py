@@ -8,12 +8,12 @@ from typing import Any
 from tests.operator.jobs import make_training
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest
-from fluxtrain_operator.names import ANNOTATION_APPLIED, stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import ANNOTATION_APPLIED, stamp
+from fluxtrain_operator.base.reports import Heard, Progress
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
-from fluxtrain_operator.reports import Heard, Progress
 from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
 from fluxtrain_operator.resources.scheduling import gang_of
 

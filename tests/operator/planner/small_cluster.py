@@ -26,15 +26,15 @@ from tests.operator.planner.small_kueue import ENOUGH, SmallKueue
 
 from fluxtrain.contract.process import SAVE, STEP
 from fluxtrain.contract.resource.status import ProgressStatus, Status
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest, Revision
-from fluxtrain_operator.names import seconds, stamp
-from fluxtrain_operator.node_health import Distrust, Fault, ordered, score
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest, Revision
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.node_health import Distrust, Fault, ordered, score
+from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress, RankProgress
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan, revision_to_read
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.reports import Heard, ProcessRestart, Progress, RankProgress
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 NODES = ("a", "b", "c", "d", "e")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Manifest
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.planner.observed import Pod
 
 Delete = Callable[[Pod], None]

@@ -18,10 +18,10 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import NodeFault, Status
-from fluxtrain_operator.names import stamp
-from fluxtrain_operator.node_health import Fault, ordered, score
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.node_health import Fault, ordered, score
+from fluxtrain_operator.base.reports import Heard, RankProgress
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.reports import Heard, RankProgress
 
 NAMES = ("node-0", "node-1", "node-s", *(f"spare-{n}" for n in range(4)))
 

@@ -23,8 +23,8 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import Retry
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.planner.observed import Pod
 
 REJECTED = "UnexpectedAdmissionError"

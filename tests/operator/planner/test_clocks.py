@@ -28,11 +28,11 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import InPlaceRestart, ProgressStatus
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.names import stamp
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.plan import plan
-from fluxtrain_operator.reports import Progress, RankProgress
 
 HOUR = 3600.0
 clocks = pytest.mark.parametrize("offset", [HOUR, 0.0, -HOUR], ids=["ahead", "right", "behind"])

@@ -17,9 +17,9 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.planner.observed import CreateFailure, Pod
 from fluxtrain_operator.planner.plan import Plan
 

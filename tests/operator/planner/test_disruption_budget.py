@@ -21,7 +21,7 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.resources import DISRUPTION_BUDGET

@@ -19,9 +19,9 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator.job import Manifest
-from fluxtrain_operator.names import stamp
-from fluxtrain_operator.node_health import Distrust, Score, ordered
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.node_health import Distrust, Score, ordered
 from fluxtrain_operator.planner.guard import Reason
 from fluxtrain_operator.planner.observed import NodeView, Pod
 from fluxtrain_operator.planner.plan import Plan

@@ -28,10 +28,10 @@ from tests.operator.planner.pods import (
 from tests.paths import ROOT
 
 from fluxtrain.contract.process import STEP
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.reports import Heard, RankProgress
 from fluxtrain_operator.planner.guard import Reason, control_plane_outage
 from fluxtrain_operator.planner.observed import NodeView
-from fluxtrain_operator.reports import Heard, RankProgress
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
 UNHEALTHY = "GPU 3 is unhealthy"

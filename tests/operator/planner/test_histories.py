@@ -32,16 +32,16 @@ from tests.operator.planner.small_cluster import (
 from tests.operator.planner.small_kueue import ENOUGH
 
 from fluxtrain.contract.resource.status import Restarts, Status
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.reports import NOT_HEARD
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.job import Job
 from fluxtrain_operator.planner import changes, situation
 from fluxtrain_operator.planner.guard import Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed
 from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.reports import NOT_HEARD
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 pytestmark = pytest.mark.slow

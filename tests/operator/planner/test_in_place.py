@@ -26,12 +26,12 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import Restarts
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.reports import Progress, RankProgress
 
 LATER = NOW + 100
 """The rendezvous pod that was created at NOW is not new any more."""

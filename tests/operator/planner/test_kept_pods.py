@@ -23,9 +23,9 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
 
 ENDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "deleting": True}

@@ -30,10 +30,10 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.reports import Progress, RankProgress
 
 QUEUE = {"scheduling": {"queueName": "team"}}
 MANAGED: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}

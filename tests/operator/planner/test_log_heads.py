@@ -18,11 +18,11 @@ from fluxtrain.contract.resource.status import (
     read_status,
 )
 from fluxtrain.mlperf.chain_verify import read_heads
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.situation import RUN, Situation
 from fluxtrain_operator.planner.status import next_heads, next_status
-from fluxtrain_operator.reports import Progress
 
 
 def told(records: int, digit: str = "a") -> Progress:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fluxtrain.contract.resource.status import ProgressStatus
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.reports import Progress, Straggler
 from fluxtrain_operator.planner.guard import failure_of
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
-from fluxtrain_operator.reports import Progress, Straggler
 from fluxtrain_operator.resources.scheduling import Queueing
 
 

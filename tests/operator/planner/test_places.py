@@ -19,10 +19,10 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.process import place_of, read_places, write_places
-from fluxtrain_operator.job import Job
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.reports import Heard
 from fluxtrain_operator.planner.observed import NodeView
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.reports import Heard
 
 RACK = "example.com/rack"
 START = replace(OPEN, generation=0)

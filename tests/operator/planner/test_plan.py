@@ -30,7 +30,7 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.resource.status import Status
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
+from fluxtrain_operator.base import names
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, plan, plan_invalid
 

@@ -29,12 +29,12 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import Restarts
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.plan import Plan
-from fluxtrain_operator.reports import NOT_HEARD, Heard, Progress
 
 FIXED, ELASTIC = {"nodes": {"min": 4, "max": 4}}, {"nodes": {"min": 1, "max": 4}}
 OOM: dict[str, Any] = {"code": 137, "reason": "OOMKilled"}

@@ -6,10 +6,10 @@ import pytest
 from tests.operator.planner.pods import NOW, make_pod
 
 from fluxtrain.contract.resource.status import ProgressStatus
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.situation import Report, newest_report
-from fluxtrain_operator.reports import Progress
 
 
 @pytest.mark.parametrize("since", [0.0, 1.5, 10.0**8, 1e300, -5.0, -1e300])

@@ -26,9 +26,9 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.contract.resource.status import Restarts
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import stamp
-from fluxtrain_operator.reports import Heard, ProcessRestart, Progress
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress
 from fluxtrain_operator.resources import Slot, training_pod
 
 

@@ -26,8 +26,8 @@ from tests.operator.planner.pods import (
 )
 
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job, Manifest, Revision
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.planner.plan import Plan, load, plan
 
 TEMPLATE = {"podTemplate": {"metadata": {"annotations": {"restarted": "today"}}}}

@@ -21,8 +21,8 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain_operator import names
-from fluxtrain_operator.names import stamp
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.planner.observed import Pod
 
 GONE = "failed to create shim task: open /dev/dri/renderD129: no such file or directory"

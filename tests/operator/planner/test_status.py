@@ -18,8 +18,9 @@ from fluxtrain.contract.resource.status import (
     TimeSpent,
 )
 from fluxtrain.errors import ConfigError
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.generate.crd import resource_schema
-from fluxtrain_operator.names import seconds, stamp
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.situation import RUN, Decision, Situation
 from fluxtrain_operator.planner.status import (
@@ -30,7 +31,6 @@ from fluxtrain_operator.planner.status import (
     invalid_spec_status,
     next_status,
 )
-from fluxtrain_operator.reports import Progress
 
 KINDS = ["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
 

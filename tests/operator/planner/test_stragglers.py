@@ -11,7 +11,7 @@ from tests.operator.planner.pods import NOW
 
 from fluxtrain.contract.process import Cause
 from fluxtrain.contract.resource.status import Status, StragglerStatus
-from fluxtrain_operator.reports import Progress, Straggler
+from fluxtrain_operator.base.reports import Progress, Straggler
 
 SLOW = Straggler(rank=3, pod="pod-1", cause="compute", slowdown=1.4)
 NAMED = StragglerStatus(rank=3, pod="job-1", node="node-1", cause="compute", slowdown=1.4)

@@ -11,15 +11,15 @@ import pytest
 from tests.operator.planner.pods import NOW, PENDING, make_job, make_pods, plan_with, with_status
 
 from fluxtrain.contract.resource.status import ProgressStatus, Status, TimeSpent
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.reports import Progress, RankProgress
 from fluxtrain_operator.planner.watchdog import (
     goodput,
     next_time_spent,
     with_stall,
     without_suspension,
 )
-from fluxtrain_operator.reports import Progress, RankProgress
 
 FIRST = {"import": 5.0, "load": 20.0, "compile": 30.0, "step": 40.0, "save": 2.0}
 LATER = {**FIRST, "step": 90.0, "save": 4.0, "evaluate": 3.0, "sample": 1.0, "finish": 0.5}

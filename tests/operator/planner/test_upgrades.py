@@ -16,10 +16,10 @@ from fluxtrain.contract.resource import fluxtraining as resource
 from fluxtrain.contract.resource.fluxtraining import FluxTraining, Network, Spec
 from fluxtrain.contract.resource.status import Status, preserve_unknown_fields, read_status
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator import job as job_module
-from fluxtrain_operator import names
-from fluxtrain_operator.job import Job
-from fluxtrain_operator.names import digest
+from fluxtrain_operator.base import job as job_module
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import digest
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
 from fluxtrain_operator.resources import desired

@@ -26,9 +26,9 @@ from tests.operator.planner.pods import (
 
 from fluxtrain.contract.process import Phase
 from fluxtrain.contract.resource.status import ProgressStatus
+from fluxtrain_operator.base.reports import Heard, Progress, RankProgress
 from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import plan
-from fluxtrain_operator.reports import Heard, Progress, RankProgress
 
 ONE_MINUTE = {"restart": {"noProgressSeconds": 60}}
 

@@ -10,8 +10,8 @@ from tests.operator.planner.pods import make_job
 
 from fluxtrain.contract.process import ENV_FLUSHED
 from fluxtrain.mlperf.facts import flushed
+from fluxtrain_operator.base.settings import PodDefaults
 from fluxtrain_operator.resources.volumes import flush_container
-from fluxtrain_operator.settings import PodDefaults
 
 
 @pytest.mark.parametrize("works", [True, False])

@@ -22,10 +22,10 @@ from tests.operator.resources.variants import BASE, PARTITIONS, VARIANTS, Manife
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator.job import Job
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, desired, key_secret, rendezvous_pod, training_pod
-from fluxtrain_operator.settings import parse_network_rules, parse_pod_defaults
 
 GOLDEN = Path(__file__).parent / "golden"
 COMPLETE = (BASE, "mlperf-schnell")

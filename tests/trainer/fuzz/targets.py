@@ -28,7 +28,7 @@ from fluxtrain.data.pictures.folder import read_caption
 from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.rendezvous.messages import Heartbeat, Reply
 from fluxtrain.runtime.safetensors import read_header
-from fluxtrain_operator.reports import Heard, Progress, read_termination_message
+from fluxtrain_operator.base.reports import Heard, Progress, read_termination_message
 
 
 def _images() -> list[bytes]:

@@ -16,9 +16,9 @@ from fluxtrain.contract.resource.status import Status, read_status
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import UNSET, ConfigError
-from fluxtrain_operator import names
-from fluxtrain_operator.names import MANAGED_BY, digest, require_bounded, seconds
-from fluxtrain_operator.settings import NO_DEFAULTS, NO_RULES, NetworkRules, PodDefaults
+from fluxtrain_operator.base import names
+from fluxtrain_operator.base.names import MANAGED_BY, digest, require_bounded, seconds
+from fluxtrain_operator.base.settings import NO_DEFAULTS, NO_RULES, NetworkRules, PodDefaults
 
 # Revision: what the pods of a job are made from, frozen until the spec changes, named by its
 # content.

@@ -14,8 +14,8 @@ from pydantic import Field
 from fluxtrain.contract.model_base import ApiModel, Rule
 from fluxtrain.contract.resource.status import MAX_NODE_FAULTS
 from fluxtrain.errors import ConfigError
-from fluxtrain_operator.names import mapping, mappings, seconds
-from fluxtrain_operator.settings import parse_json
+from fluxtrain_operator.base.names import mapping, mappings, seconds
+from fluxtrain_operator.base.settings import parse_json
 
 _READY = "Ready"
 """A condition with rules of its own, see `planner.guard`."""

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from fluxtrain.contract.process import MAX_RESTARTS, Cause, Phase, phase_of, pod_of, root_cause
 from fluxtrain.contract.resource.status import CheckpointStatus, ProgressStatus
-from fluxtrain_operator.names import seconds, stamp
+from fluxtrain_operator.base.names import seconds, stamp
 
 _MAX_COUNT = 2**31 - 1
 _MAX_SAMPLES = 2**53

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluxtrain.contract.resource.pod_template import TRAINER
-from fluxtrain_operator.errors import NotPermittedError
-from fluxtrain_operator.settings import JobPolicy
+from fluxtrain_operator.base.errors import NotPermittedError
+from fluxtrain_operator.base.settings import JobPolicy
 
 _ITEMS = "[]"
 _KEYS = "{}"

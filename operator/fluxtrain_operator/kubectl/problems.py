@@ -1,0 +1,242 @@
+"""Why a pod does not run, and what to do about each reason of a pod or of a job's condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from fluxtrain_operator.base.names import duration, seconds
+
+_PATIENCE_SECONDS = 90.0
+"""A pod that is deleted may take this long beyond its grace period; later, its node is in question."""
+_CREATING = ("ContainerCreating", "PodInitializing")
+_PULLING, _PULLED = "Pulling", "Pulled"
+_UNENDED = ("Pending", "Running")
+
+
+@dataclass(frozen=True)
+class PodProblem:
+    """Why one pod does not run."""
+
+    pod: str
+    reason: str
+    """For machines, in CamelCase."""
+    message: str
+    """For people; begins with what the pod does."""
+
+
+def problem_of(
+    pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: float
+) -> PodProblem | None:
+    """Return why ``pod`` does not run; None if it does, or has ended. ``events`` are oldest first."""
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    if _is_kept(pod):
+        return None
+    if deletion := _deletion(pod, now):
+        return PodProblem(name, "Terminating", deletion)
+    if status.get("phase") not in (None, *_UNENDED):
+        return None
+    unscheduled = ("PodScheduled", "False")
+    conditions = status.get("conditions") or ()
+    scheduled = next(
+        (c for c in conditions if (c.get("type"), c.get("status")) == unscheduled), None
+    )
+    if scheduled is not None:
+        reason = scheduled.get("reason", "Unschedulable")
+        text = (
+            "waits at a scheduling gate" if reason == "SchedulingGated" else "cannot be scheduled"
+        )
+        return PodProblem(name, reason, _joined(text, scheduled.get("message")))
+    about = [event for event in events if _regards(event, name, pod["metadata"].get("uid"))]
+    waiting = next(_waiting(status), None)
+    if waiting is None:
+        return None if status.get("containerStatuses") else _unstarted(name, pod, about)
+    return _container_problem(name, waiting, about, now)
+
+
+def _deletion(pod: Mapping[str, Any], now: float) -> str:
+    """Return since when a pod that is deleted should be gone; empty if it is in time."""
+    deadline = seconds(pod["metadata"].get("deletionTimestamp"))
+    if deadline is None or now < deadline + _PATIENCE_SECONDS:
+        return ""
+    node = (pod.get("spec") or {}).get("nodeName") or "no node"
+    return f"should have been deleted {duration(now - deadline)} ago, but {node} has not done so"
+
+
+def _is_kept(pod: Mapping[str, Any]) -> bool:
+    """Return whether a deleted pod runs no longer, and finalizers keep its object: others take its place."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    runs = (pod.get("spec") or {}).get("nodeName") and status.get("phase") in (None, *_UNENDED)
+    return "deletionTimestamp" in metadata and bool(metadata.get("finalizers")) and not runs
+
+
+def _waiting(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield each container that waits, with its reason and message; init containers first."""
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for container in status.get(key) or ():
+            state = (container.get("state") or {}).get("waiting")
+            if state is not None:
+                yield container, state
+
+
+def _container_problem(
+    pod: str,
+    waiting: tuple[Mapping[str, Any], Mapping[str, Any]],
+    events: list[Mapping[str, Any]],
+    now: float,
+) -> PodProblem:
+    container, state = waiting
+    reason, message = state.get("reason") or "Waiting", state.get("message")
+    if reason in _CREATING:
+        return _creation(pod, reason, events, now)
+    text = (
+        f"cannot start container {container.get('name')}, image {container.get('image')}: {reason}"
+    )
+    return PodProblem(pod, reason, _joined(text, message))
+
+
+def _creation(pod: str, reason: str, events: list[Mapping[str, Any]], now: float) -> PodProblem:
+    """Return what a kubelet that creates the containers is doing, from the newest event."""
+    last = events[-1] if events else {}
+    if last.get("type") == "Warning":
+        return PodProblem(
+            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
+        )
+    pulls = [event for event in events if event.get("reason") in (_PULLING, _PULLED)]
+    if pulls and pulls[-1].get("reason") == _PULLING:
+        since = seconds(pulls[-1].get("lastTimestamp") or pulls[-1].get("eventTime"))
+        time = "" if since is None else f" for {duration(now - since)}"
+        return PodProblem(pod, _PULLING, _joined(f"pulls an image{time}", pulls[-1].get("message")))
+    return PodProblem(pod, reason, "is creating its containers")
+
+
+def _unstarted(
+    pod: str, manifest: Mapping[str, Any], events: list[Mapping[str, Any]]
+) -> PodProblem | None:
+    """Return the problem of a pod of which no kubelet has reported anything."""
+    node = (manifest.get("spec") or {}).get("nodeName")
+    last = events[-1] if events else {}
+    if last.get("type") == "Warning":
+        return PodProblem(
+            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
+        )
+    if node:
+        return PodProblem(
+            pod,
+            "NoReport",
+            f"has been assigned to node {node}, which has reported nothing about it",
+        )
+    return PodProblem(pod, "NotScheduled", "has not been processed by a scheduler yet")
+
+
+def _regards(event: Mapping[str, Any], pod: str, uid: object) -> bool:
+    regarding = event.get("involvedObject") or {}
+    same = (regarding.get("kind"), regarding.get("name")) == ("Pod", pod)
+    return same and regarding.get("uid") in (uid, None, "")
+
+
+def _joined(text: str, message: object) -> str:
+    return f"{text}: {message}".rstrip(".") if message else text
+
+
+_REMEDIES = {  # reasons whose message says it already are left out
+    # the API server refuses objects
+    "PredecessorTerminating": (
+        "Nothing needs to be done; `kubectl get pods -n $namespace -l fluxtrain.dev/job=$job` shows what "
+        "is left of the earlier job."
+    ),
+    "PredecessorKept": (
+        "Whoever set the finalizers must remove them: `kubectl patch KIND NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
+    "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
+    "PodSecurity": (
+        "Change what the message names, usually in spec.podTemplate, spec.storage or spec.network."
+    ),
+    # the job itself
+    "InvalidSpec": "Correct the field; a job that has failed must be deleted and created again.",
+    "NotPermitted": (
+        "Leave the field out, and create the job again; the administrator sets the chart's value jobs."
+    ),
+    "WaitingForJobs": "It starts when those jobs are complete.",
+    "CyclicDependency": "Take one of these jobs out of the spec.lifecycle.startAfter of the one before it.",
+    "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",
+    "DeadlineExceeded": "Raise spec.lifecycle.activeDeadlineSeconds, and create the job again.",
+    "RestartsExhausted": (
+        "Fix the error, and create the job again; it resumes from its newest checkpoint. "
+        "spec.restart.maxRestarts is the limit."
+    ),
+    # the program
+    "InvalidJob": "A restart does not help: correct what the message names, and create the job again.",
+    "Diverged": "Lower the learning rate or lengthen the warm-up, and create the job again.",
+    "StorageError": "Make the output writable: is the volume full or read-only?",
+    "OOMKilled": (
+        "Raise the container's memory limit, or lower the micro batch size or the number of loader workers."
+    ),
+    "InitContainerFailed": (
+        "Correct spec.podTemplate.spec.initContainers; with terminationMessagePolicy: FallbackToLogsOnError "
+        "the message has the last line of the log."
+    ),
+    "StartError": (
+        "If other pods run, check the node's devices and container runtime: `kubectl describe node`; "
+        "otherwise check that spec.image contains fluxtrain."
+    ),
+    "ProgramError": "`kubectl fluxtrain logs $job -n $namespace` shows the log.",
+    "NoProgress": (
+        "The operator restarts it; `kubectl fluxtrain stacks $job -n $namespace` shows where ranks wait."
+    ),
+    "NoAnswer": (
+        "No restart is counted for this. Check that network policies, a firewall or a service mesh let the "
+        "operator reach the port of /progress."
+    ),
+    # nodes
+    "NodeLost": "The operator replaces its pod; check the node: `kubectl describe node`.",
+    "GroupWaits": (
+        "Kueue frees the place once the node is back or removed (`kubectl delete node`); "
+        "otherwise the job is queued again."
+    ),
+    "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
+    "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
+    "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
+    "UnfitNode": (
+        "The operator replaces the pod; the message tells whether the device or the link to other nodes is "
+        "slow. If the node is as it should be, raise spec.run.preflight.factor."
+    ),
+    "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNode": "The operator replaces the pod; drain or repair the node.",
+    "UnhealthyNodes": "Check who marks the nodes: most of the cluster's nodes are.",
+    "UnhealthyGPUs": "Check the GPU exporter, which reports most GPU nodes as unhealthy.",
+    "KeptByFinalizers": (
+        "Whoever set the finalizers must remove them: `kubectl patch pod NAME -n $namespace --type=merge "
+        """-p '{"metadata":{"finalizers":null}}'`."""
+    ),
+    "Degraded": "The job trains on fewer nodes until the others' pods run.",
+    # pods
+    "UnexpectedAdmissionError": (
+        "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
+        "plugin's log show why the kubelet rejects the pod."
+    ),
+    "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
+    "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
+    "NoReport": "If this lasts, check the node: `kubectl describe node`.",
+    "ErrImagePull": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "ImagePullBackOff": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
+    "InvalidImageName": "Correct spec.image.",
+    "Pulling": "Large images take minutes on a node that has not used them.",
+    "CreateContainerConfigError": (
+        "Create the secret or config map that the message names, or correct spec.podTemplate."
+    ),
+    "FailedMount": "Check that the volume, its claim or secret exists and can be mounted on that node.",
+    "FailedAttachVolume": "Check that the volume can be attached there: is it in use on another node?",
+    "CrashLoopBackOff": "`kubectl logs -n $namespace $pod --previous` shows why it ended.",
+    "Terminating": "Check the node; if it is gone for good, delete its Node object.",
+}
+_REFUSED = "Follow the message of the API server or webhook; the operator tries again every minute."
+
+
+def remedy(reason: str, job: str, namespace: str, pod: str = "") -> str:
+    """Return what to do about ``reason``; empty if that is not known."""
+    text = _REMEDIES.get(reason, _REFUSED if reason.endswith("Refused") else "")
+    return Template(text).substitute(job=job, namespace=namespace, pod=pod)
