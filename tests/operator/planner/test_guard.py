@@ -1,4 +1,8 @@
-"""The disruption guard: which faults of nodes are believed, and what happens to the pods."""
+"""Faults of nodes: which are believed, attributed and counted once, and what happens to the pods.
+
+Which nodes new pods exclude or avoid, and when that is lifted. A disruption budget exists only while a pod
+runs or is about to.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,38 @@ import pytest
 from tests.operator.planner.pods import (
     NOW,
     PENDING,
+    SUCCEEDED,
     causes,
     condition,
     created,
     created_pods,
     deleted,
+    failed,
     lost,
     make_job,
     make_pod,
     make_pods,
+    observe,
     plan_with,
     progress,
     rendezvous,
     running,
+    started,
     with_status,
 )
 from tests.paths import ROOT
 
 from fluxtrain.contract.process import STEP
+from fluxtrain.contract.resource.status import NodeFault, Status
 from fluxtrain_operator.base import names
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.node_health import Distrust, Fault, Score, ordered, score
 from fluxtrain_operator.base.reports import Heard, RankProgress
 from fluxtrain_operator.planner.guard import Reason, control_plane_outage
-from fluxtrain_operator.planner.observed import NodeView
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.planner.plan import Plan, plan
+from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
 NAMES = ("node-0", "node-1", "node-s", "spare-0", "spare-1")
 UNHEALTHY = "GPU 3 is unhealthy"
@@ -506,3 +520,414 @@ def test_silent_pods_are_replaced_unless_more_nodes_are_silent_than_heard(
     state = {name: NodeView(name) for name in "abcde"}
     result = plan_with(job, *pods, nodes=state, heard=heard)
     assert deleted(result) == ([f"job-{index}" for index in silent] if replaced else [])
+
+
+SEVEN = ("node-0", "node-1", "node-s", *(f"spare-{n}" for n in range(4)))
+
+
+def nodes_with(**changes: Any) -> dict[str, NodeView]:
+    """Return healthy nodes; node-1 with ``changes``."""
+    state = {name: NodeView(name) for name in SEVEN}
+    return state | {"node-1": replace(state["node-1"], **changes)}
+
+
+def faults(status: Status) -> list[tuple[str, str]]:
+    return [(fault.node, fault.reason) for fault in status.node_faults]
+
+
+NOT_READY = {"ready": False, "since": NOW - 60}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, []),
+        (NOT_READY, [("node-1", "NodeLost")]),
+        ({**NOT_READY, "cordoned": True}, []),
+        ({"ready": False, "gone": True}, []),
+        ({"problem": "condition KernelDeadlock=True"}, [("node-1", "UnhealthyNode")]),
+        ({"unhealthy": "GPU", "has_gpus": True}, []),  # the job has no GPUs
+    ],
+)
+def test_faults_of_nodes_whose_pods_are_replaced(
+    changes: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    job = running()
+    status = plan_with(
+        job, *make_pods(), nodes=nodes_with(**changes), progress=progress(num_nodes=1)
+    ).status
+    assert faults(status) == expected
+    again = plan_with(
+        with_status(job, status), *make_pods(), nodes=nodes_with(**changes), now=NOW + 9
+    )
+    assert faults(again.status) == expected, "a pod counts once, even if its deletion is repeated"
+
+
+def test_the_loss_of_an_agent_on_a_ready_node_is_a_fault_of_the_node() -> None:
+    heard = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
+    result = plan_with(
+        running(), *make_pods(), nodes=nodes_with(), heard=heard, progress=progress(num_nodes=1)
+    )
+    assert faults(result.status) == [("node-1", "AgentLost")]
+
+
+SEGFAULT = "trainer process 7 (local rank 0) was ended by SIGSEGV; the same command resumes"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ({"code": 1, "message": SEGFAULT}, "HardwareError"),
+        ({"code": 1, "message": SEGFAULT.replace("SEGV", "BUS")}, "HardwareError"),
+        ({"code": 1, "message": "HIP error: uncorrectable ECC error encountered"}, "HardwareError"),
+        ({"code": 135}, "HardwareError"),
+        ({"code": 139}, "HardwareError"),
+        ({"code": 137}, "Killed"),
+        ({"code": None, "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
+        ({"code": 69, "message": "fluxtrain: rank 0 on job-0 is unfit"}, "UnfitNode"),
+        ({"code": None}, "PodLost"),
+        ({"code": 1}, ""),
+        ({"code": 1, "message": SEGFAULT.replace("SEGV", "KILL")}, ""),
+        ({"code": 3}, ""),
+        ({"code": 75}, ""),
+        ({"code": 143}, ""),
+        ({"code": 137, "reason": "OOMKilled"}, ""),
+        ({"code": 137, "disrupted": True}, ""),
+        ({"code": 139, "disrupted": True}, ""),
+        ({"code": None, "reason": "Evicted"}, ""),
+        ({"code": None, "reason": "NodeShutdown"}, ""),
+        ({"code": None, "reason": "Preempting"}, ""),
+        ({"code": 137, "deleting": True}, ""),
+        ({"code": 137, "node": ""}, ""),
+    ],
+)
+def test_ends_of_pods_that_point_at_their_node(end: dict[str, Any], reason: str) -> None:
+    end = {"job": None, **end}
+    job = running()
+    first = plan_with(job, failed(1, **end), make_pod(0), nodes=nodes_with(), progress=progress())
+    assert faults(first.status) == ([("node-1", reason)] if reason else [])
+    for later in (NOW, NOW + 5, NOW + 700):
+        again = plan_with(with_status(job, first.status), failed(1, **end), make_pod(0), now=later)
+        assert again.status.node_faults == first.status.node_faults
+    cordoned = plan_with(job, failed(1, **end), make_pod(0), nodes=nodes_with(cordoned=True))
+    assert faults(cordoned.status) == []
+
+
+def test_what_happens_on_several_nodes_at_a_time_is_no_fault_of_one() -> None:
+    both = failed(0, 139), failed(1, 139)
+    assert faults(plan_with(running(), *both).status) == []
+    same_node = failed(0, 139), failed(1, 139, node="node-0")
+    assert {node for node, _ in faults(plan_with(running(), *same_node).status)} == {"node-0"}
+    others = failed(0, 139), failed(1, 137)
+    assert len(faults(plan_with(running(), *others).status)) == 2
+    unfit = failed(0, 69), failed(1, 69)  # compared with the median of all ranks
+    expected = [("node-0", "UnfitNode"), ("node-1", "UnfitNode")]
+    assert faults(plan_with(running(), *unfit).status) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"deletion_deadline": NOW - 31}, [("node-1", "KubeletUnresponsive")]),
+        ({"deletion_deadline": NOW - 29}, []),
+        ({"deletion_deadline": NOW - 31, "exit_code": 0}, []),  # a finalizer keeps it
+        ({"deletion_deadline": NOW - 31, "forced": True}, []),
+    ],
+)
+def test_a_kubelet_that_does_not_end_a_pod(
+    changes: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    job, pod = running(), make_pod(1, deleting=True, **changes)
+    status = plan_with(job, make_pod(0), pod, nodes=nodes_with(), progress=progress()).status
+    assert faults(status) == expected
+    late = plan_with(with_status(job, status), make_pod(0), pod, nodes=nodes_with(), now=NOW + 1000)
+    assert len(faults(late.status)) == 1 if not changes.keys() - {"deletion_deadline"} else True
+    lost = plan_with(job, make_pod(0), pod, nodes=nodes_with(**NOT_READY), progress=progress())
+    assert "KubeletUnresponsive" not in dict(faults(lost.status)).values()
+
+
+@pytest.mark.parametrize(
+    ("silent", "expected"), [((500.0, 900.0), [("node-1", "NoProgress")]), ((500.0, 500.5), [])]
+)
+def test_a_stall_is_attributed_to_the_node_whose_rank_stopped_first(
+    silent: tuple[float, float], expected: list[tuple[str, str]]
+) -> None:
+    ranks = tuple(
+        RankProgress(n, "step", 7, seconds, step_seconds=1.0, pod=f"pod-{n}")
+        for n, seconds in enumerate(silent)
+    )
+    answer = progress(600, ranks=ranks, phase="step")
+    result = plan_with(running(), *make_pods(), nodes=nodes_with(), progress=answer)
+    assert result.decision is not None
+    assert result.decision.reason == "NoProgress"
+    assert faults(result.status) == expected
+
+
+def known(count: int, seconds_ago: float) -> list[NodeFault]:
+    time = stamp(NOW - seconds_ago)
+    return [NodeFault(node="x", reason="Killed", time=time, pod=f"u{n}") for n in range(count)]
+
+
+@pytest.mark.parametrize("num_known", [0, 1, 15, 16])
+def test_the_newest_sixteen_are_kept(num_known: int) -> None:
+    before = known(num_known, 9999)
+    job = running()
+    job = with_status(job, job.status.model_copy(update={"node_faults": before}))
+    status = plan_with(job, failed(1, 137), make_pod(0), nodes=nodes_with()).status
+    assert len(status.node_faults) == min(16, num_known + 1)
+    assert status.node_faults[-1].node == "node-1"
+
+
+def test_a_fault_that_is_older_than_all_of_a_full_list_is_not_added_again_and_again() -> None:
+    job = running()
+    job = with_status(job, job.status.model_copy(update={"node_faults": known(16, 0)}))
+    pod = failed(1, 137, finished=NOW - 500)
+    assert plan_with(job, pod, make_pod(0), nodes=nodes_with()).status.node_faults == known(16, 0)
+
+
+@pytest.mark.parametrize(
+    ("num_before", "events"), [(0, []), (1, []), (2, ["NodeExcluded"]), (3, [])]
+)
+def test_an_event_tells_that_a_node_is_excluded(num_before: int, events: list[str]) -> None:
+    times = [NOW - 300 * (n + 1) for n in range(num_before)]
+    before = score([Fault("node-1", "NodeLost", time) for time in times], NOW)
+    result = plan_with(
+        running(),
+        *make_pods(),
+        nodes=nodes_with(**NOT_READY),
+        progress=progress(num_nodes=1),
+        distrust=ordered({"node-1": before}, NOW),
+    )
+    assert [e.reason for e in result.events if e.reason == "NodeExcluded"] == events
+
+
+NOTE = "fluxtrain.dev/distrusted-nodes"
+TEN = tuple(f"n{number}" for number in range(10))
+
+
+def views(*names: str, **changes: Any) -> dict[str, NodeView]:
+    return {name: NodeView(name, **changes) for name in names or TEN}
+
+
+def distrust(**values: float) -> Distrust:
+    return ordered({name: Score(value, NOW, NOW) for name, value in values.items()}, NOW)
+
+
+def replacement(result: Plan) -> Manifest:
+    (pod,) = created_pods(result)
+    return pod
+
+
+def excluded(pod: Manifest) -> list[str]:
+    affinity = pod["spec"]["affinity"].get("nodeAffinity", {})
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms = required.get("nodeSelectorTerms", [{"matchExpressions": [{"values": []}]}])
+    return list(terms[0]["matchExpressions"][-1]["values"])
+
+
+def avoided(pod: Manifest) -> list[str]:
+    affinity = pod["spec"]["affinity"].get("nodeAffinity", {})
+    preferred = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", [])
+    return list(preferred[-1]["preference"]["matchExpressions"][0]["values"]) if preferred else []
+
+
+@pytest.mark.parametrize(
+    ("values", "hard", "soft"),
+    [
+        ({}, [], []),
+        ({"n1": 0.05}, [], []),
+        ({"n1": 1.0}, [], ["n1"]),
+        ({"n1": 2.49}, [], ["n1"]),
+        ({"n1": 2.5}, ["n1"], []),
+        ({"n1": 3.0, "n2": 4.0, "n3": 5.0}, ["n2", "n3"], ["n1"]),  # a fifth of ten
+        (dict.fromkeys(TEN, 3.0), ["n0", "n1"], [*TEN[2:]]),
+        ({"gone": 9.0}, [], ["gone"]),
+    ],
+)
+def test_new_pods_avoid_nodes_with_faults_and_exclude_the_worst(
+    values: dict[str, float], hard: list[str], soft: list[str]
+) -> None:
+    state = plan_with(
+        running(), make_pod(0), nodes=views(), distrust=distrust(**values), progress=progress()
+    )
+    pod = replacement(state)
+    assert (excluded(pod), avoided(pod)) == (hard, soft)
+    assert pod["metadata"]["annotations"].get(NOTE, "") == ",".join(hard)
+
+
+@pytest.mark.parametrize(
+    ("usable", "hard"),
+    [
+        (views(), ["n0"]),
+        (views(*TEN[:4]), []),  # none of fewer than five
+        (views(*TEN[:5]), ["n0"]),
+        (views(*TEN[:4]) | views(*TEN[4:], ready=False), []),
+        (views(*TEN[:4]) | views(*TEN[4:], cordoned=True), []),
+        (views(*TEN[:4]) | views(*TEN[4:], gone=True, ready=False), []),
+        (views(hostname="") | {"n0": NodeView("n0", hostname="host-0")}, ["host-0"]),
+        ({}, []),
+    ],
+)
+def test_the_part_is_one_of_the_nodes_that_the_job_could_run_on(
+    usable: dict[str, NodeView], hard: list[str]
+) -> None:
+    result = plan_with(running(), make_pod(0), nodes=usable, distrust=distrust(n0=3.0))
+    assert excluded(replacement(result)) == hard
+
+
+def test_a_job_with_gpus_counts_nodes_with_gpus() -> None:
+    job = running(gpusPerNode=8)
+    few = views() | views("n0", "n1", "n2", has_gpus=True)
+    for state, hard in ((few, []), (views(has_gpus=True), ["n0"])):
+        result = plan_with(job, make_pod(0, job), nodes=state, distrust=distrust(n0=3.0))
+        assert excluded(replacement(result)) == hard
+
+
+def test_the_affinity_of_the_user_is_kept() -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {"matchFields": []}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    job = running(podTemplate={"spec": {"affinity": affinity}})
+    result = plan_with(job, make_pod(0, job), nodes=views(), distrust=distrust(n0=3.0))
+    required = replacement(result)["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
+    added = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n0"]}
+    assert [term["matchExpressions"] for term in required] == [[zone, added], [added]]
+
+
+def test_jobs_in_queues_only_avoid_nodes() -> None:
+    job = running(scheduling={"queueName": "team"})
+    group = {"finalizers": ("kueue.x-k8s.io/managed",)}
+    result = plan_with(job, make_pod(0, job, **group), nodes=views(), distrust=distrust(n0=3.0))
+    pod = replacement(result)
+    assert (excluded(pod), avoided(pod)) == ([], ["n0"])
+
+
+def stuck(seconds: float = 120.0, **changes: Any) -> Pod:
+    pod = make_pod(1, **PENDING, node="", excludes_nodes=True, created=NOW - seconds)
+    return replace(pod, **{"waiting": "Unschedulable: 0/5 nodes are available", **changes})
+
+
+@pytest.mark.parametrize(
+    ("pod", "is_lifted"),
+    [
+        (stuck(), True),
+        (stuck(119), False),
+        (stuck(excludes_nodes=False), False),
+        (stuck(waiting="SchedulingGated"), False),
+        (stuck(waiting=""), False),
+        (stuck(node="n1"), False),
+        (stuck(deleting=True), False),
+    ],
+)
+def test_a_pod_that_cannot_be_scheduled_elsewhere_is_replaced_by_one_that_only_avoids_nodes(
+    pod: Pod, is_lifted: bool
+) -> None:
+    job = started()
+    first = plan_with(job, make_pod(0), pod, nodes=views(), distrust=distrust(n0=3.0))
+    assert [d.name for d in first.delete if d.reason is Reason.UNSCHEDULABLE] == [
+        "job-1"
+    ] * is_lifted
+    assert first.status.exclusion_lifted == (stamp(NOW) if is_lifted else None)
+    if not is_lifted:
+        return
+    job = with_status(job, first.status)
+    second = replacement(plan_with(job, make_pod(0), nodes=views(), distrust=distrust(n0=3.0)))
+    assert (excluded(second), avoided(second)) == ([], ["n0"])
+    assert second["metadata"]["annotations"]["fluxtrain.dev/replacement"] == "0"
+    unscheduled = stuck(5000, excludes_nodes=False)
+    third = plan_with(job, make_pod(0), unscheduled, nodes=views(), distrust=distrust(n0=3.0))
+    assert deleted(third) == [], "it waits like any other"
+
+
+def test_the_job_is_planned_again_when_the_time_is_up() -> None:
+    result = plan_with(started(), make_pod(0), stuck(50), nodes=views(), distrust=distrust(n0=3.0))
+    assert result.requeue_after == pytest.approx(70.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "is_lifted"),
+    [(0, True), (3599, True), (3600, False), (-10, True), (-3600, False)],
+)
+def test_an_exclusion_is_lifted_for_an_hour(seconds_ago: float, is_lifted: bool) -> None:
+    job = running()
+    lifted = {"exclusion_lifted": stamp(NOW - seconds_ago)}
+    job = with_status(job, job.status.model_copy(update=lifted))
+    result = plan_with(job, make_pod(0), nodes=views(), distrust=distrust(n0=3.0))
+    assert excluded(replacement(result)) == ([] if is_lifted else ["n0"])
+    assert (result.status.exclusion_lifted is not None) == is_lifted
+
+
+BUDGET = (DISRUPTION_BUDGET, "job-nodes")
+GATED: dict[str, Any] = {**PENDING, "node": "", "gated": True, "gates": (names.KUEUE_GATE,)}
+UNSCHEDULABLE: dict[str, Any] = {**PENDING, "node": "", "waiting": "Unschedulable: 0/9 nodes"}
+QUEUED: dict[str, Any] = {"scheduling": {"queueName": "research"}}
+SUSPEND: dict[str, Any] = {"lifecycle": {"suspend": True}}
+
+
+def has_deleted(result: Plan) -> bool:
+    return BUDGET in [(delete.kind, delete.name) for delete in result.delete]
+
+
+def has_created(result: Plan) -> bool:
+    return BUDGET in [(m["kind"], m["metadata"]["name"]) for m in result.create]
+
+
+ROWS: list[tuple[str, dict[str, Any], list[Pod], bool]] = [
+    ("no pod yet", {}, [], True),
+    ("no pod yet, in a queue", QUEUED, [], False),
+    ("all wait at a gate", {}, make_pods(**GATED), False),
+    ("one has passed its gate", {}, [make_pod(0), make_pod(1, **GATED)], True),
+    ("all are unschedulable", {}, make_pods(**UNSCHEDULABLE), False),
+    ("one is scheduled", {}, [make_pod(0, **PENDING), make_pod(1, **UNSCHEDULABLE)], True),
+    ("all are pending", {}, make_pods(**PENDING), True),
+    ("all run", {}, make_pods(), True),
+    ("all are being deleted", {}, make_pods(deleting=True), True),
+    ("one was lost by its node", {}, [make_pod(0), failed(1, code=137)], True),
+    ("suspended, and pods run", SUSPEND, make_pods(), False),
+    ("suspended, without pods", SUSPEND, [], False),
+    ("all have succeeded", {}, make_pods(**SUCCEEDED), False),
+    ("the program cannot go on", {}, [failed(0, code=2), make_pod(1)], False),
+    ("of fixed size", {"nodes": {"min": 2, "max": 2}}, make_pods(), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods", "needed"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_a_budget_is_created_or_deleted(
+    spec: dict[str, Any], pods: list[Pod], needed: bool
+) -> None:
+    job = make_job(started().status, **spec)
+    applied = {**observe(job).applied, BUDGET: budget_hash()}
+    with_budget = plan_with(job, *pods, progress=progress(), applied=applied)
+    assert (has_created(with_budget), has_deleted(with_budget)) == (False, not needed)
+    del applied[BUDGET]
+    without = plan_with(job, *pods, progress=progress(), applied=applied)
+    assert (has_created(without), has_deleted(without)) == (needed, False)
+
+
+def budget_hash() -> str:
+    """Return the hash of the budget of an elastic job of one or two nodes."""
+    return observe(make_job()).applied[BUDGET]
+
+
+def test_a_finished_or_suspended_job_of_an_older_operator_loses_its_budget() -> None:
+    finished = running()
+    finished = with_status(finished, plan_with(finished, failed(0, code=2)).status)
+    suspended = make_job(running().status, **SUSPEND)
+    suspended = with_status(suspended, plan_with(suspended, rendezvous=None).status)
+    assert (finished.status.phase, suspended.status.phase) == ("Failed", "Suspended")
+    for job in (finished, suspended):
+        result = plan_with(job, rendezvous=None)
+        assert [(delete.kind, delete.name) for delete in result.delete] == [BUDGET]
+        later = plan(job, Observed(), NOW)
+        assert (later.delete, later.create) == ((), ())
+
+
+def test_a_resumed_job_has_its_budget_again() -> None:
+    suspended = make_job(running().status, **SUSPEND)
+    suspended = with_status(suspended, plan_with(suspended, rendezvous=None).status)
+    resumed = make_job(suspended.status)
+    assert has_created(plan(resumed, Observed(), NOW))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.operator.planner.small_cluster import (
+    ENOUGH,
     FATAL_CODE,
     NODES,
     PROGRAM_CODES,
@@ -29,7 +30,6 @@ from tests.operator.planner.small_cluster import (
     SmallCluster,
     with_status,
 )
-from tests.operator.planner.small_kueue import ENOUGH
 
 from fluxtrain.contract.resource.status import Restarts, Status
 from fluxtrain_operator.base import names

@@ -1,4 +1,8 @@
-"""Jobs in a Kueue queue: when a pod is replaced in its group, and when all are queued as another group."""
+"""Groups of pods: Kueue's, the places of their nodes, and pods that finalizers of others keep.
+
+When a pod is replaced in its group, and when all are queued as another group. The rendezvous pod gets the
+places of nodes, and is replaced for them only before a job starts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from typing import Any
 
 import pytest
 from tests.operator.planner.pods import (
+    LONG_AGO,
     NOW,
+    OPEN,
     PENDING,
     SUCCEEDED,
     causes,
@@ -25,14 +31,18 @@ from tests.operator.planner.pods import (
     num_gang_restarts,
     plan_with,
     progress,
+    rendezvous,
     running,
     started,
     with_status,
 )
 
+from fluxtrain.contract.process import place_of, read_places, write_places
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job
-from fluxtrain_operator.base.reports import Progress, RankProgress
+from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.reports import Heard, Progress, RankProgress
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
 
 QUEUE = {"scheduling": {"queueName": "team"}}
@@ -246,3 +256,238 @@ def test_pods_without_a_queue_are_replaced_one_by_one() -> None:
     job = running()
     pods = make_pods(2, job, deleting=True, deletion_deadline=NOW + 170)
     assert plan_with(job, *pods).status.attempt == 1
+
+
+RACK = "example.com/rack"
+START = replace(OPEN, generation=0)
+"""The service answers, and its agents have not met yet."""
+
+
+def node(name: str, rack: str | None = "r1", **changes: Any) -> NodeView:
+    labels = {} if rack is None else {RACK: rack, "other": "x"}
+    return NodeView(name, labels=labels, created=LONG_AGO, **changes)
+
+
+def cluster(**racks: str | None) -> dict[str, NodeView]:
+    """Nodes by name, ``_`` for ``-``."""
+    names = {name.replace("_", "-"): rack for name, rack in racks.items()}
+    return {name: node(name, rack) for name, rack in names.items()}
+
+
+def rack_job(field: str = "topology", **spec: Any) -> Job:
+    return started(scheduling={field: RACK}, **spec)
+
+
+def argument(result: Plan) -> str | None:
+    """The places of the rendezvous pod that is created."""
+    pods = {pod["metadata"]["name"]: pod for pod in created_pods(result)}
+    (container,) = pods["job-rendezvous"]["spec"]["containers"]
+    found = [a.removeprefix("--places=") for a in container["args"] if a.startswith("--places=")]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("field", ["topology", "requiredTopology"])
+def test_the_rendezvous_pod_is_told_the_places_of_all_nodes(field: str) -> None:
+    nodes = cluster(node_0="r2", node_1="r1", spare="r2", plain=None)
+    job = rack_job(field)
+    result = plan_with(job, *make_pods(2, job), rendezvous=None, nodes=nodes)
+    assert argument(result) == write_places({"node-0": "r2", "node-1": "r1", "spare": "r2"})
+
+
+@pytest.mark.parametrize("nodes", [{}, cluster(node_0=None), cluster(node_0="")])
+def test_without_places_the_argument_is_empty(nodes: dict[str, NodeView]) -> None:
+    assert argument(plan_with(rack_job(), rendezvous=None, nodes=nodes)) == ""
+
+
+def test_a_job_without_topology_is_told_nothing() -> None:
+    nodes = cluster(node_0="r2")
+    assert argument(plan_with(started(), rendezvous=None, nodes=nodes)) is None
+
+
+def test_the_nodes_of_the_jobs_pods_come_first_and_the_list_is_bounded() -> None:
+    others = {f"a{number:05d}": node(f"a{number:05d}") for number in range(20_000)}
+    job = rack_job()
+    nodes = {**others, **cluster(node_0="r2", node_1="r3")}
+    result = plan_with(job, *make_pods(2, job), rendezvous=None, nodes=nodes)
+    told = read_places(argument(result) or "")
+    places = [place_of(name, told) for name in ("a00000", "node-0", "node-1", "a19999")]
+    assert places == [0, 1, 2, None]
+    assert 7_500 < len(told) < 8_000
+
+
+def test_a_job_with_gpus_is_told_nodes_with_gpus_that_exist() -> None:
+    nodes = {
+        "cpu": node("cpu"),
+        "gpu": node("gpu", has_gpus=True),
+        "gone": node("gone", has_gpus=True, gone=True),
+    }
+    result = plan_with(rack_job(gpusPerNode=8), rendezvous=None, nodes=nodes)
+    assert argument(result) == write_places({"gpu": "r1"})
+
+
+def replaced(job: Job, nodes: dict[str, NodeView], heard: Heard = START, **changes: Any) -> bool:
+    """Whether the rendezvous pod is replaced, whose pod was created at NOW - 60."""
+    pods = changes.pop("pods", make_pods(2, job, created=NOW - 60))
+    service = rendezvous(job, created=NOW - 60, started=NOW - 50)
+    result = plan_with(job, *pods, rendezvous=service, nodes=nodes, heard=heard, **changes)
+    assert deleted(result) in ([], ["job-rendezvous"])
+    return bool(deleted(result))
+
+
+OLD = cluster(node_0="r2", node_1="r1")
+NEW = OLD | {"node-1": replace(OLD["node-1"], created=NOW - 30)}
+
+
+def test_a_service_that_is_older_than_a_node_is_replaced_once_before_the_start() -> None:
+    job = rack_job()
+    assert replaced(job, NEW)
+    service = rendezvous(job, created=NOW - 20, started=NOW - 10)
+    result = plan_with(job, *make_pods(2, job), rendezvous=service, nodes=NEW, heard=START)
+    assert deleted(result) == []
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [OLD, cluster(node_0="r9", node_1="r9"), {}, {**OLD, "node-1": node("node-1", None)}],
+    ids=["known nodes", "changed labels", "unknown nodes", "a label is gone"],
+)
+def test_it_is_kept_for_known_nodes_whatever_their_labels(nodes: dict[str, NodeView]) -> None:
+    assert not replaced(rack_job(), nodes)
+
+
+def test_it_is_kept_for_a_new_node_without_the_label() -> None:
+    assert not replaced(rack_job(), {**NEW, "node-1": replace(NEW["node-1"], labels={})})
+
+
+@pytest.mark.parametrize(
+    "heard", [OPEN, Heard(), replace(OPEN, generation=1), replace(OPEN, generation=9)]
+)
+def test_it_is_kept_once_agents_have_met_and_without_an_answer(heard: Heard) -> None:
+    assert not replaced(rack_job(), NEW, heard)
+
+
+def test_it_is_kept_until_all_pods_have_nodes() -> None:
+    job = rack_job()
+    pods = make_pods(2, job)
+    waiting = replace(pods[1], node="", phase="Pending", started=None, ready=False)
+    assert not replaced(job, {**NEW, "node-0": NEW["node-1"]}, pods=[pods[0], waiting])
+    assert not replaced(rack_job(nodes={"min": 1, "max": 3}), NEW)
+
+
+def test_it_is_kept_without_topology_and_if_its_revision_knows_no_places() -> None:
+    assert not replaced(started(), NEW)
+    job = rack_job()
+    stored = job.spec_revision
+    specs = {
+        component: {
+            **spec,
+            "containers": [
+                {**c, "args": [a for a in c["args"] if a != "--places="]} if "args" in c else c
+                for c in spec["containers"]
+            ],
+        }
+        for component, spec in stored.pod_specs.items()
+    }
+    older = replace(stored, pod_specs=specs)
+    assert not replaced(job, NEW, revision=older)
+
+
+ENDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "deleting": True}
+KEPT = {**ENDED, "finalizers": ("example.org/audit", names.KUEUE_FINALIZER)}
+
+
+def without_rendezvous(job: Job, *kept: Pod) -> dict[str, Any]:
+    return {"rendezvous": None, "kept_rendezvous": kept, "progress": progress()}
+
+
+def test_a_rendezvous_pod_that_is_kept_is_named_with_its_finalizers() -> None:
+    job = running()
+    kept = without_rendezvous(job, rendezvous(job, **KEPT))
+    result = plan_with(job, *make_pods(), **kept)
+    assert condition(result.status, "Healthy") == ("False", "KeptByFinalizers")
+    text = "job-rendezvous: deleted, kept by example.org/audit: "
+    assert message(result.status, "Healthy").startswith(text)
+    assert [event.reason for event in result.events] == ["KeptByFinalizers"]
+    again = plan_with(with_status(job, result.status), *make_pods(), **kept)
+    assert again.events == (), "it is told once"
+
+
+def test_another_rendezvous_pod_with_the_same_host_name_takes_the_place_of_one_that_is_kept() -> (
+    None
+):
+    job = running()
+    kept = [rendezvous(job, **KEPT), rendezvous(job, **KEPT, name="job-rendezvous2")]
+    (first,) = created_pods(plan_with(job, *make_pods(), **without_rendezvous(job, kept[0])))
+    (second,) = created_pods(plan_with(job, *make_pods(), **without_rendezvous(job, *kept)))
+    (again,) = created_pods(plan_with(job, *make_pods(), **without_rendezvous(job, kept[1])))
+    places = [(pod["metadata"]["name"], pod["spec"]["hostname"]) for pod in (first, second, again)]
+    host = "job-rendezvous"  # by which agents find it
+    assert places == [("job-rendezvous2", host), ("job-rendezvous3", host), (host, host)]
+
+
+def test_a_rendezvous_pod_is_found_beside_those_that_are_kept() -> None:
+    def manifest(name: str, **metadata: Any) -> dict[str, Any]:
+        labels = names.labels("job", names.RENDEZVOUS)
+        status = {"phase": "Failed" if "deletionTimestamp" in metadata else "Running"}
+        spec = {"nodeName": "node-0"}
+        metadata |= {"name": name, "uid": name, "labels": labels}
+        return {"metadata": metadata, "spec": spec, "status": status}
+
+    deleted = {"deletionTimestamp": stamp(NOW), "finalizers": ["example.org/audit"]}
+    kept, found = manifest("job-rendezvous", **deleted), manifest("job-rendezvous2")
+    observed = Observed.from_objects([kept, found])
+    assert observed.rendezvous is not None
+    assert observed.rendezvous.name == "job-rendezvous2"
+    assert [pod.name for pod in observed.kept_rendezvous] == ["job-rendezvous"]
+    assert Observed.from_objects([kept]).rendezvous is None
+    forced = manifest("job-rendezvous", **deleted, deletionGracePeriodSeconds=0)
+    forced["status"]["phase"] = "Running"
+    assert Observed.from_objects([forced]).rendezvous is None, "its node is lost"
+    unchanged = manifest("job-rendezvous", **{**deleted, "finalizers": []})
+    assert Observed.from_objects([unchanged]).rendezvous is not None, "it is about to go"
+
+
+def test_a_training_pod_with_another_index_takes_the_place_of_one_that_is_kept() -> None:
+    job, finalizers = running(), ("example.org/audit",)
+    kept = failed(1, 75, deleting=True, finalizers=finalizers)
+    result = plan_with(job, make_pod(0), kept, progress=progress())
+    assert created(result) == ["job-2"]
+    unscheduled = make_pod(1, **PENDING, node="", deleting=True, finalizers=finalizers)
+    assert created(plan_with(job, make_pod(0), unscheduled, progress=progress())) == ["job-2"]
+    forced = make_pod(1, deleting=True, forced=True, finalizers=finalizers)
+    assert created(plan_with(job, make_pod(0), forced, progress=progress())) == ["job-2"]
+    leaving = make_pod(1, deleting=True, finalizers=finalizers)
+    assert created(plan_with(job, make_pod(0), leaving, progress=progress())) == []
+    one = running(1, nodes={"min": 1, "max": 1})
+    of_one = failed(0, 75, one, deleting=True, finalizers=finalizers)
+    assert created(plan_with(one, of_one, rendezvous=rendezvous(one))) == ["job-1"]
+
+
+def test_a_job_is_suspended_although_one_of_its_pods_is_kept() -> None:
+    job = running(lifecycle={"suspend": True})
+    gone = failed(1, 75, deleting=True, finalizers=("example.org/audit",))
+    assert condition(plan_with(job, gone).status, "Suspended") == ("True", "Suspended")
+    by_kueue = replace(gone, finalizers=(names.KUEUE_FINALIZER,))
+    assert condition(plan_with(job, by_kueue).status, "Suspended") == ("False", "Stopping")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"finalizers": ("example.org/audit",)}, "KeptByFinalizers"),
+        ({"finalizers": (names.KUEUE_FINALIZER,)}, "Degraded"),
+        ({}, "Degraded"),
+    ],
+)
+def test_a_training_pod_that_is_kept(changes: dict[str, Any], reason: str) -> None:
+    job = running()
+    gone = failed(1, 75, deleting=True, deletion_deadline=NOW + 100, **changes)
+    result = plan_with(job, make_pod(0), gone, progress=progress())
+    assert condition(result.status, "Healthy") == ("False", reason)
+
+
+def test_the_key_is_created_before_any_pod_as_somebody_may_have_deleted_it() -> None:
+    result = plan_with(running(), make_pod(0), progress=progress())
+    assert [m["kind"] for m in result.create if m["kind"] in ("Secret", "Pod")] == ["Secret", "Pod"]
+    assert result.create[-1]["metadata"]["name"] == "job-1"
+    assert "immutable" not in next(m for m in result.create if m["kind"] == "Secret")

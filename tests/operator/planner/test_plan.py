@@ -1,14 +1,22 @@
-"""The planner: creation, admission, suspension, changes of the spec, and the end of a job."""
+"""The planner: creation, admission, starts, suspension, deadlines, changes of the spec, and the end of a job.
+
+Whatever a job's status says, a plan takes no time that it names, and its own status can be written.
+"""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from tests.api_server.forged_statuses import FORGED
+from tests.operator.jobs import make_job as job_manifest
 from tests.operator.planner.pods import (
     LONG_AGO,
     NOW,
     PENDING,
+    causes,
     charged_and_free,
     condition,
     created,
@@ -28,11 +36,13 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
-from fluxtrain.contract.resource.status import Status
+from fluxtrain.contract.resource.status import Status, read_status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.base import names
-from fluxtrain_operator.planner.observed import Observed, Pod
-from fluxtrain_operator.planner.plan import Plan, plan, plan_invalid
+from fluxtrain_operator.base.job import Job
+from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod
+from fluxtrain_operator.planner.plan import Plan, load, plan, plan_invalid
 
 ERROR = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num_heads")
 
@@ -341,3 +351,314 @@ def test_a_rendezvous_without_a_revision_is_replaced_if_no_agent_uses_it() -> No
     (store,) = without_revision(rendezvous(job))
     result = plan_with(job, *make_pods(), rendezvous=store, progress=progress())
     assert (deleted(result), result.status.attempt) == (["job-rendezvous"], 1)
+
+
+GONE = "failed to create shim task: open /dev/dri/renderD129: no such file or directory"
+NOT_STARTED: dict[str, Any] = {"reason": "StartError", "message": GONE, "started": None}
+
+
+def init_failed(index: int = 0, code: int = 7, **changes: Any) -> Pod:
+    """Return a pod whose init container exited with ``code``."""
+    return failed(index, code, **{"init_container": "fetch", "reason": "Error", **changes})
+
+
+@pytest.mark.parametrize("reason", ["StartError", "ContainerCannotRun"])
+def test_a_container_that_starts_on_other_nodes_is_replaced_at_no_charge(reason: str) -> None:
+    job = running(restart={"maxRestarts": 0})
+    broken = failed(1, 128, **{**NOT_STARTED, "reason": reason})
+    soon = plan_with(job, make_pod(0), broken, progress=progress())
+    assert (soon.status.phase, deleted(soon)) == ("Running", [])
+    result = plan_with(job, make_pod(0), broken, progress=progress(), now=NOW + 10)
+    assert (result.status.phase, deleted(result)) == ("Running", ["job-1"])
+    assert (charged_and_free(result.status), causes(result.status)) == ((0, 1), {"StartError": 1})
+    assert [(f.node, f.reason) for f in result.status.node_faults] == [("node-1", "StartError")]
+    assert GONE in next(e.message for e in result.events if e.reason == "StartError")
+
+
+def test_a_container_that_starts_nowhere_fails_a_new_job() -> None:
+    job = started()
+    result = plan_with(job, failed(0, 128, **NOT_STARTED), failed(1, 128, **NOT_STARTED))
+    assert condition(result.status, "Failed") == ("True", "StartError")
+    assert (result.status.exit_code, result.status.node_faults) == (128, [])
+
+
+def test_a_job_that_has_trained_is_restarted_if_its_only_container_does_not_start() -> None:
+    nodes = {"min": 1, "max": 1}
+    job, broken = running(1, nodes=nodes), failed(0, 128, **NOT_STARTED)
+    result = plan_with(job, broken)
+    assert (result.status.phase, result.status.attempt) == ("Restarting", 2)
+    assert (charged_and_free(result.status), result.status.node_faults) == ((1, 0), [])
+    last = running(1, nodes=nodes, restart={"maxRestarts": 0})
+    assert condition(plan_with(last, broken).status, "Failed") == ("True", "RestartsExhausted")
+
+
+@pytest.mark.parametrize("code", [1, 2, 7, 69, 75, 128])
+def test_an_init_container_that_fails_is_charged_and_no_fault_of_its_node(code: int) -> None:
+    job = running(restart={"maxRestarts": 1})
+    first = plan_with(job, init_failed(1, code), make_pod(0), progress=progress())
+    assert (first.status.phase, charged_and_free(first.status)) == ("Running", (1, 0))
+    assert causes(first.status) == {"InitContainerFailed": 1}
+    assert first.status.node_faults == []
+    assert f"job-1: exit code {code}, init container fetch failed" in message(
+        first.status, "Healthy"
+    )
+    again = init_failed(1, code, uid="new", replacement=1)
+    second = plan_with(with_status(job, first.status), again, make_pod(0), progress=progress())
+    assert condition(second.status, "Failed") == ("True", "RestartsExhausted")
+
+
+def test_an_init_container_that_is_killed_costs_no_restart() -> None:
+    result = plan_with(running(), init_failed(1, 137), make_pod(0), progress=progress())
+    assert (charged_and_free(result.status), causes(result.status)) == ((0, 1), {"Killed": 1})
+    assert result.status.node_faults == []
+
+
+def ended(code: int, second: int, reason: str = "Error") -> dict[str, Any]:
+    """Return the state of a container that ran for a second."""
+    times = {"startedAt": stamp(NOW + second - 1), "finishedAt": stamp(NOW + second)}
+    return {"terminated": {"exitCode": code, "reason": reason, "message": "curl: no\n", **times}}
+
+
+def manifest(phase: str, main: dict[str, Any], *init: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    labels = {names.LABEL_COMPONENT: names.TRAINER}
+    status = {
+        "phase": phase,
+        "initContainerStatuses": [{"name": name, "state": state} for name, state in init],
+        "containerStatuses": [{"name": names.TRAINER, "state": main}],
+    }
+    return {"metadata": {"name": "job-0", "labels": labels}, "status": status}
+
+
+WAITING = {"waiting": {"reason": "PodInitializing"}}
+
+
+def test_the_init_container_that_failed_first_is_read() -> None:
+    sidecar, fetch = ("proxy", ended(143, 9)), ("fetch", ended(7, 5))
+    pod = Pod.from_object(manifest("Failed", WAITING, ("prepare", ended(0, 2)), sidecar, fetch))
+    assert (pod.init_container, pod.exit_code, pod.message) == ("fetch", 7, "curl: no\n")
+    assert (pod.started, pod.finished, pod.ended) == (NOW + 4, NOW + 5, True)
+
+
+@pytest.mark.parametrize(
+    ("phase", "main", "code"),
+    [
+        ("Pending", WAITING, None),
+        ("Failed", ended(1, 20), 1),
+        ("Failed", ended(128, 20, "StartError"), 128),
+        ("Running", {"running": {"startedAt": stamp(NOW)}}, None),
+    ],
+)
+def test_the_main_container_counts_once_it_was_started(
+    phase: str, main: dict[str, Any], code: int | None
+) -> None:
+    pod = Pod.from_object(manifest(phase, main, ("proxy", ended(143, 9))))
+    assert (pod.init_container, pod.exit_code) == ("", code)
+
+
+@pytest.mark.parametrize("code", [132, 135, 139])
+def test_a_pod_that_the_hardware_ends_is_replaced_and_charged(code: int) -> None:
+    result = plan_with(running(), failed(1, code), make_pod(0), progress=progress())
+    assert (result.status.phase, deleted(result)) == ("Running", ["job-1"])
+    assert charged_and_free(result.status) == (1, 0)
+
+
+LIMIT = 3600
+TWO: dict[str, Any] = {"nodes": {"min": 2, "max": 2}}
+QUEUED: dict[str, Any] = {**TWO, "scheduling": {"queueName": "team"}}
+MEMBER: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}
+GATE: dict[str, Any] = {"gated": True, "gates": (names.KUEUE_GATE,)}
+GATED: dict[str, Any] = {**PENDING, **MEMBER, **GATE, "node": ""}
+
+
+class Story:
+    """A job and the plans of it, one after the other; times are seconds after NOW."""
+
+    def __init__(self, spec: dict[str, Any], **lifecycle: Any) -> None:
+        self.spec, self.lifecycle = spec, lifecycle
+        self.job: Job = make_job(**spec, lifecycle=lifecycle)
+        self.plan(0)
+
+    def plan(self, at: float, *pods: Pod, **observed: Any) -> Plan:
+        """Plan with ``pods`` of the present attempt, and keep the status."""
+        result = plan_with(self.job, *pods, now=NOW + at, **observed)
+        self.job = with_status(self.job, result.status)
+        return result
+
+    def pods(self, count: int = 2, **changes: Any) -> list[Pod]:
+        """Return pods of the present attempt."""
+        return make_pods(count, self.job, attempt=self.job.status.attempt, **changes)
+
+    def suspend(self, suspend: bool) -> None:
+        """Suspend or resume the job."""
+        lifecycle = {**self.lifecycle, "suspend": suspend}
+        self.job = make_job(self.job.status, **self.spec, lifecycle=lifecycle)
+
+    @property
+    def active_since(self) -> float | None:
+        """Return the status's time after NOW."""
+        time = seconds(self.job.status.active_since)
+        return None if time is None else time - NOW
+
+    @property
+    def failure(self) -> str:
+        """Return why the job has failed; empty if it has not."""
+        value, reason = condition(self.job.status, "Failed")
+        return reason if value == "True" else ""
+
+
+def quota(at: float, *indices: int) -> dict[str, Any]:
+    """Return the failures to create the pods at ``indices``."""
+    failures = (
+        CreateFailure("Pod", f"job-{index}", "QuotaExceeded", "exceeded quota", NOW + at + 5)
+        for index in indices
+    )
+    return {"create_failures": tuple(failures)}
+
+
+def test_a_job_that_exceeds_its_active_deadline_fails() -> None:
+    story = Story(TWO, activeDeadlineSeconds=LIMIT)
+    assert story.active_since is None
+    before = story.plan(10, *story.pods(), progress=progress(-10))
+    assert (story.active_since, story.job.status.start_time) == (10, stamp(NOW + 10))
+    before = story.plan(LIMIT + 9, *story.pods(), progress=progress(-LIMIT - 9))
+    assert (before.requeue_after, story.failure) == (1.0, "")
+    story.plan(LIMIT + 10, *story.pods(), progress=progress(-LIMIT - 10))
+    assert story.failure == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize("at", [20, 1800, LIMIT])
+def test_a_moment_without_admission_does_not_begin_the_active_time_anew(at: float) -> None:
+    """A quota that refuses one replacement for ten seconds."""
+    story = Story(TWO, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods(), progress=progress(-10))
+    left = make_pod(0, story.job)
+    story.plan(at, left, **quota(at, 1))
+    assert condition(story.job.status, "Admitted") == ("False", "QuotaExceeded")
+    assert story.active_since == 10
+    story.plan(at + 5, *story.pods(), progress=progress(-at - 5))
+    assert condition(story.job.status, "Admitted")[0] == "True"
+    story.plan(LIMIT + 10, *story.pods(), progress=progress(-LIMIT - 10))
+    assert story.failure == "DeadlineExceeded"
+
+
+def test_the_deadline_passes_while_the_job_is_not_admitted_too() -> None:
+    story = Story(TWO, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods())
+    story.plan(20, make_pod(0, story.job), **quota(20, 1))
+    story.plan(LIMIT + 10, make_pod(0, story.job), **quota(LIMIT + 10, 1))
+    assert story.failure == "DeadlineExceeded"
+
+
+def test_the_wait_for_the_first_pods_does_not_count() -> None:
+    story = Story(TWO, activeDeadlineSeconds=LIMIT, pendingDeadlineSeconds=LIMIT)
+    for at in (10, LIMIT, 3 * LIMIT):
+        story.plan(at, **quota(at, 0, 1))
+        assert (story.active_since, story.failure) == (None, "")
+    story.plan(4 * LIMIT, *story.pods())
+    assert story.active_since == 4 * LIMIT
+
+
+def test_the_active_time_begins_anew_when_the_job_is_resumed() -> None:
+    story = Story(TWO, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods())
+    story.suspend(True)
+    story.plan(1000, *story.pods())
+    assert story.active_since is None
+    story.plan(5000)
+    assert (condition(story.job.status, "Suspended")[0], story.failure) == ("True", "")
+    story.suspend(False)
+    story.plan(9000)
+    story.plan(9010, *story.pods())
+    assert story.active_since is not None
+    assert 9000 <= story.active_since <= 9010
+    story.plan(9000 + LIMIT - 1, *story.pods())
+    assert story.failure == ""
+    story.plan(9010 + LIMIT, *story.pods())
+    assert story.failure == "DeadlineExceeded"
+
+
+def test_time_in_kueues_queue_does_not_count_and_a_new_group_begins_anew() -> None:
+    story = Story(QUEUED, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods(**GATED))
+    story.plan(2 * LIMIT, *story.pods(**GATED))
+    assert (story.active_since, story.failure) == (None, "")
+    story.plan(2 * LIMIT + 10, *story.pods(**MEMBER))
+    assert story.active_since == 2 * LIMIT + 10
+    evicted = {"deleting": True, "deletion_deadline": NOW + 3 * LIMIT, **MEMBER}
+    story.plan(2 * LIMIT + 20, *story.pods(**evicted))
+    story.plan(2 * LIMIT + 30)
+    story.plan(2 * LIMIT + 40, *story.pods(**GATED))
+    assert (story.job.status.attempt, story.active_since) == (2, None)
+    story.plan(4 * LIMIT, *story.pods(**GATED))
+    assert story.failure == ""
+    story.plan(4 * LIMIT + 10, *story.pods(**MEMBER))
+    assert story.active_since == 4 * LIMIT + 10
+
+
+def test_a_replacement_at_the_gate_of_a_running_group_does_not_begin_anew() -> None:
+    story = Story(QUEUED, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods(**MEMBER))
+    story.plan(20, make_pod(0, story.job, **MEMBER), make_pod(1, story.job, **GATED))
+    assert condition(story.job.status, "Admitted") == ("False", "SchedulingGated")
+    assert story.active_since == 10
+
+
+def test_gates_of_others_do_not_begin_the_active_time_anew() -> None:
+    story = Story({"nodes": {"min": 1, "max": 1}}, activeDeadlineSeconds=LIMIT)
+    theirs = {**GATED, "gates": ("example.com/wait",)}
+    story.plan(10, *story.pods(1, **theirs))
+    assert story.active_since is None
+    story.plan(20, *story.pods(1))
+    story.plan(30, *story.pods(1, **theirs))
+    assert story.active_since == 20
+
+
+def test_a_restart_after_an_error_of_the_program_does_not_begin_anew() -> None:
+    story = Story(TWO, activeDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods())
+    end = {"phase": "Failed", "exit_code": 1, "finished": NOW + 100, "ready": False}
+    story.plan(120, *story.pods(**end))
+    assert (story.job.status.attempt, story.active_since) == (2, 10)
+    story.plan(130)
+    story.plan(140, *story.pods())
+    assert story.active_since == 10
+
+
+@pytest.mark.parametrize("kind", ["activeDeadlineSeconds", "pendingDeadlineSeconds"])
+def test_a_deadline_is_met_if_nothing_happens_after_the_job_became_active(kind: str) -> None:
+    story = Story(TWO, **{kind: 5})
+    waits = story.plan(1, *story.pods(**PENDING, node="")).requeue_after
+    assert (story.active_since, waits) == (1, 5)
+    assert story.plan(6, *story.pods(**PENDING, node="")).status.phase == "Failed"
+
+
+def test_a_moment_without_admission_does_not_begin_the_pending_deadline_anew() -> None:
+    story = Story(TWO, pendingDeadlineSeconds=LIMIT)
+    story.plan(10, *story.pods(**PENDING))
+    for at in range(100, LIMIT, 100):
+        story.plan(at, make_pod(0, story.job, **PENDING), **quota(at, 1))
+        assert condition(story.job.status, "Admitted") == ("False", "QuotaExceeded")
+        story.plan(at + 10, *story.pods(**PENDING))
+    assert (story.active_since, story.failure) == (10, "")
+    story.plan(LIMIT + 10, *story.pods(**PENDING))
+    assert story.failure == "PendingDeadlineExceeded"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_status_stops_no_plan_and_is_written_again(what: str) -> None:
+    job = load({**job_manifest(), "status": FORGED[what]}, "trainer:1")
+    done = plan(job, Observed.from_objects([], applied={}), time.time())
+    written = done.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert Status.model_validate(written) == read_status(written)
+    names = {manifest["metadata"]["name"] for manifest in done.create}
+    assert all(name == "job" or name.startswith("job-") for name in names)
+    assert not done.delete, "it has no pods, whatever it says"
+
+
+def test_restarts_that_are_counted_ahead_are_counted_once() -> None:
+    status = {"phase": "Running", "attempt": 1, "restarts": {"process": 2**31 - 1, "charged": 0}}
+    job = load({**job_manifest(), "status": status}, "trainer:1")
+    restarts = plan(job, Observed.from_objects([], applied={}), time.time()).status.restarts
+    assert restarts is not None
+    assert all(0 <= count < 2**31 for count in restarts.causes.values())
