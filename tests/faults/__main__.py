@@ -15,12 +15,11 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from tests.faults import report
-from tests.faults.experiment import measure
+from tests.faults.experiment import compare, measure
 from tests.faults.fault import Fault, Outcome
 from tests.faults.matrix import FAULTS, NOTES
 from tests.faults.session import Session, machine, session
 from tests.faults.target import NUM_NODES, RUN, Target
-from tests.faults.undisturbed import compare
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "faults.md"

@@ -10,8 +10,8 @@ from http.client import HTTPException
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
+from tests.faults.fault import NEW_POD, Seen, Sign
 from tests.faults.target import Target, fetch_members
-from tests.faults.timeline import NEW_POD, Seen, Sign
 
 STEP_POLL_SECONDS, POLL_SECONDS = 0.05, 0.3
 GOOD = ("Progressing=True", "Healthy=True")

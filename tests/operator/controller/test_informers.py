@@ -1,34 +1,48 @@
-"""Informers: the cache has every pod and node after the sync, every change, and no deleted object."""
+"""Informers: the cache has every pod and node after the sync, every change, and no deleted object.
+
+Objects that cannot be read: one event per generation, bounded, and none for others. The CPU time of the
+operator process grows linearly with the number of jobs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import crowd
 from benchmarks.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
-from tests.operator.controller.event_loop import until
+from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.operator_process import leader
+from tests.operator.controller.operator_process import until as until_process
 from tests.operator.jobs import KEY, make_node, make_pod, make_training
 
 from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.list_watch import (
+    MAX_KNOWN,
     PAGE,
     ListWatch,
+    Reference,
     UnreadableObjects,
     list_and_watch,
 )
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.planner.plan import Event
 
 Objects = Iterable[tuple[str, Manifest]]
 """Objects, each after the plural of its kind."""
@@ -346,3 +360,189 @@ async def test_pod_groups_are_watched_from_the_first_job_that_has_one(s: Synced)
     s.server.remove("podgroups", "ns", "configmaps-0")
     await until(lambda: s.enqueued == [KEY])
     assert len([r for r in s.server.requests if "podgroups" in r.path and not r.watch]) == 1
+
+
+NUM_PODS = 8
+
+
+def cpu_seconds(process: BaseProcess) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_restart(num_jobs: int, folder: Path) -> float:
+    """Return the CPU seconds from the start until a pod that was lost before is recreated."""
+    server = FakeApiServer()
+    crowd.fill(server, num_jobs, NUM_PODS, num_nodes=num_jobs)
+    lost = f"job-{num_jobs - 1}-{NUM_PODS - 1}"
+    server.remove("pods", crowd.NAMESPACE, lost)
+    server.oldest = server.version
+    folder.mkdir()
+
+    async def scenario() -> float:
+        async with leader(server, folder) as process:
+            pods = server.of("pods").objects
+            await until_process(lambda: (crowd.NAMESPACE, lost) in pods, process)
+            used = cpu_seconds(process)
+        created = [r for r in server.requests if r.method == "POST" and r.path.endswith("/pods")]
+        assert len(created) == 1, "no other pod was considered lost"
+        paths = {r.path for r in server.requests if r.method in ("GET", "PATCH")}
+        assert len(paths) < 20, "no request is sent per job"
+        return used
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="reads CPU time from Linux's /proc"
+)
+def test_the_cpu_time_of_a_new_leader_is_linear_in_the_number_of_jobs(tmp_path: Path) -> None:
+    """Four times the jobs need about four times as much; anything quadratic would need sixteen times."""
+    few = measure_restart(60, tmp_path / "few")
+    many = measure_restart(240, tmp_path / "many")
+    assert many < 7 * few, f"{few:.1f} s for 480 pods, {many:.1f} s for 1,920"
+
+
+POD = ("v1", "Pod")
+ERROR = AttributeError("'str' object has no attribute 'get'")
+
+
+class Reported(UnreadableObjects):
+    """Records the events that are created, and when; the first ``num_refused`` are refused."""
+
+    def __init__(self, num_refused: int = 0) -> None:
+        super().__init__(Metrics(CollectorRegistry()))
+        self.events, self.times = list[tuple[Reference, Event]](), list[float]()
+        self.num_refused = num_refused
+
+    async def create_event(self, reference: Reference, event: Event) -> None:
+        self.times.append(now())
+        if self.num_refused:
+            self.num_refused -= 1
+            raise ApiError(403, "forbidden: the namespace is being terminated")
+        self.events.append((reference, event))
+
+    async def post(self, seconds: float = 1000.0) -> None:
+        """Create the events that are due in the next ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.post_events(self.create_event)
+
+    @property
+    def names(self) -> list[str]:
+        return [reference["name"] for reference, _ in self.events]
+
+
+def pod(name: str = "broken", **metadata: Any) -> Manifest:
+    return make_pod(name, **metadata)
+
+
+def test_the_event_is_about_the_object() -> None:
+    async def main() -> None:
+        reported = Reported()
+        reported.report(POD, pod(), ERROR)
+        await reported.post()
+        ((reference, event),) = reported.events
+        identity = {"name": "broken", "namespace": "ns", "uid": "broken"}
+        assert reference == {"apiVersion": "v1", "kind": "Pod", **identity}
+        assert (event.type, event.reason) == ("Warning", "Unreadable")
+        assert event.message == f"ignored by the operator: AttributeError: {ERROR}"
+
+    run_in_virtual_time(main())
+
+
+def test_one_event_per_object_and_generation() -> None:
+    async def main() -> None:
+        reported = Reported()
+        for generation, count in ((None, 3), (1, 2), (2, 2), (1, 1)):
+            for _ in range(count):
+                changes = {} if generation is None else {"generation": generation}
+                reported.report(POD, pod(**changes), ERROR)
+                await reported.post()
+        assert len(reported.events) == 4
+        reported.report(POD, pod("another"), ERROR)
+        await reported.post()
+        assert reported.names[-1] == "another"
+
+    run_in_virtual_time(main())
+
+
+def test_a_replica_that_becomes_leader_tells_what_it_has_read_before() -> None:
+    async def main() -> None:
+        reported = Reported()
+        for _ in range(3):
+            reported.report(POD, pod(), ERROR)
+        assert not reported.events
+        await reported.post(5)
+        reported.report(POD, pod("later"), ERROR)
+        await reported.post(5)
+        assert reported.names == ["broken", "later"]
+
+    run_in_virtual_time(main())
+
+
+def test_a_refused_event_is_tried_again_when_the_object_is_read_again() -> None:
+    async def main() -> None:
+        reported = Reported(num_refused=1)
+        for _ in range(2):
+            reported.report(POD, pod(), ERROR)
+            reported.report(POD, pod("other"), ERROR)
+            await reported.post()
+        assert reported.names == ["other", "broken"]
+
+    run_in_virtual_time(main())
+
+
+def test_many_objects_are_bounded_in_memory_and_in_rate() -> None:
+    async def main() -> None:
+        reported = Reported()
+        for number in range(2 * MAX_KNOWN):
+            reported.report(POD, pod(f"pod-{number}"), ERROR)
+        await reported.post()
+        assert reported.names == [f"pod-{number}" for number in range(MAX_KNOWN, 2 * MAX_KNOWN)]
+        assert len(reported._known) == MAX_KNOWN
+        assert reported.times[-1] - reported.times[0] > MAX_KNOWN / 10
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {},
+        {"metadata": None},
+        {"metadata": []},
+        {"metadata": {"name": "node-1", "uid": "u"}},  # without a namespace
+        {"metadata": {"name": "a", "namespace": "ns"}},  # without a uid
+        {"metadata": {"name": 1, "namespace": ["ns"], "uid": {}}},
+    ],
+)
+def test_without_a_reference_there_is_no_event_and_no_error(manifest: Manifest) -> None:
+    async def main() -> None:
+        reported = Reported()
+        reported.report(("v1", "Node"), manifest, ERROR)
+        await reported.post()
+        assert not reported.events
+        name, labels = "fluxtrain_operator_unreadable_objects_total", {"kind": "node"}
+        assert reported._metrics.registry.get_sample_value(name, labels) == 1
+
+    run_in_virtual_time(main())
+
+
+def test_a_job_that_cannot_be_read_is_told() -> None:
+    async def main() -> None:
+        reported, queued = Reported(), list[object]()
+        registry = kopf_handlers.make_registry(Cache(), queued.append, reported._metrics, reported)
+        (handler,) = registry._watching.get_all_handlers()
+        job = make_training(spec={"lifecycle": {"startAfter": 5}}, generation=3)
+        for _ in range(2):
+            await handler.fn(event={"type": "MODIFIED", "object": job})
+        await reported.post()
+        ((reference, event),) = reported.events
+        assert (reference["kind"], reference["name"]) == ("FluxTraining", "job")
+        assert reference["apiVersion"] == "fluxtrain.dev/v1alpha1"
+        assert "TypeError" in event.message
+        assert not queued
+
+    run_in_virtual_time(main())

@@ -1,16 +1,32 @@
-"""Leader election: never two leaders, whatever happens to the API server, to the Lease or to a process."""
+"""Leader election: never two leaders, whatever happens to the API server, to the Lease or to a process.
+
+Operator processes that start, lead, stand by, stop and fail.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
+import time
 from collections.abc import Awaitable, Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import crowd
+from benchmarks.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import kube_config
+from tests.first_process import catches, first_process
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.operator_process import LEASE, exit_code, holder, leader, replica
+from tests.operator.controller.operator_process import until as until_process
 
+from fluxtrain_operator.__main__ import main
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector, LeaseTiming
 
@@ -117,9 +133,9 @@ class Election:
         return self._replicas[-1]
 
     async def close(self) -> None:
-        for replica in self._replicas:
-            replica.task.cancel()
-            await asyncio.gather(replica.task, return_exceptions=True)
+        for each in self._replicas:
+            each.task.cancel()
+            await asyncio.gather(each.task, return_exceptions=True)
 
 
 def scenario(function: Callable[[Election], Awaitable[None]]) -> Callable[[], None]:
@@ -265,3 +281,153 @@ async def test_an_error_of_the_work_is_raised_and_the_lease_released(election: E
         await replica.elector.run(fail)
     assert election.server.holder == ""
     assert election.server.lease is not None
+
+
+NUM_JOBS, NUM_PODS = 3, 4
+PODS, JOBS = "/api/v1/pods", "/apis/fluxtrain.dev/v1alpha1/fluxtrainings"
+WATCHES = 7  # jobs, pods, nodes and four kinds of supporting objects
+
+
+def filled() -> FakeApiServer:
+    server = FakeApiServer()
+    crowd.fill(server, NUM_JOBS, NUM_PODS, num_nodes=NUM_JOBS)
+    server.oldest = server.version
+    return server
+
+
+Scenario = Callable[[FakeApiServer, BaseProcess, BaseProcess], Awaitable[None]]
+
+
+def with_standby(folder: Path, scenario: Scenario) -> None:
+    """Run ``scenario`` with a leader and a replica that stands by."""
+
+    async def main() -> None:
+        server = filled()
+        async with serving(server, folder) as kubeconfig, replica(kubeconfig) as first:
+            await until_process(lambda: bool(holder(server)), first)
+            async with replica(kubeconfig) as second:
+                await until_process(lambda: len(server.watching) == 2 * WATCHES, second)
+                await scenario(server, first, second)
+
+    asyncio.run(main())
+
+
+def test_a_new_leader_replaces_a_lost_pod_without_listing_anything(tmp_path: Path) -> None:
+    async def scenario(server: FakeApiServer, first: BaseProcess, second: BaseProcess) -> None:
+        lost, pods = (crowd.NAMESPACE, "job-1-0"), server.of("pods").objects
+        before = holder(server)
+        first.kill()
+        first.join()
+        server.requests.clear()
+        server.remove("pods", *lost)
+        lease = server.of("leases").objects[LEASE]
+        server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
+        await until_process(lambda: lost in pods, second)
+        assert holder(server) not in ("", before)
+        lists = [r.path for r in server.requests if r.method == "GET" and not r.watch]
+        assert not {PODS, JOBS, "/api/v1/nodes"} & set(lists)
+        created = [r.path for r in server.requests if r.method == "POST" and "/pods" in r.path]
+        assert len(created) == 1, "no other pod was considered lost"
+
+    with_standby(tmp_path, scenario)
+
+
+def test_a_replica_that_stands_by_writes_nothing_and_stops_at_once(tmp_path: Path) -> None:
+    async def scenario(server: FakeApiServer, first: BaseProcess, second: BaseProcess) -> None:
+        leads = holder(server)
+        first.kill()
+        first.join()
+        server.requests.clear()
+        server.remove("pods", crowd.NAMESPACE, "job-1-0")
+        await asyncio.sleep(1)
+        second.terminate()
+        assert await exit_code(second) == 0
+        assert {r.method for r in server.requests} <= {"GET"}
+        assert holder(server) == leads
+
+    with_standby(tmp_path, scenario)
+
+
+def test_a_replica_without_a_complete_cache_does_not_compete_for_the_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = filled()
+        server.hidden = "pods"
+        async with serving(server, tmp_path) as kubeconfig, replica(kubeconfig) as process:
+            await until_process(lambda: sum(map(bool, server.watching)) == WATCHES - 1, process)
+            assert not any("leases" in r.path for r in server.requests)
+            process.terminate()
+            assert await exit_code(process) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_leader_releases_the_lease(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = filled()
+        async with leader(server, tmp_path) as process:
+            await until_process(lambda: len(server.watching) == WATCHES, process)
+            process.terminate()
+            assert await exit_code(process) == 0
+            assert holder(server) == ""
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.3])
+def test_a_leader_that_is_stopped_among_its_first_reconciles_releases_the_lease(
+    tmp_path: Path, seconds: float
+) -> None:
+    async def scenario() -> None:
+        server = filled()
+        async with leader(server, tmp_path) as process:
+            await asyncio.sleep(seconds)
+            process.terminate()
+            assert await exit_code(process) == 0
+            assert holder(server) == ""
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_loses_the_lease_exits_with_1(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        server = filled()
+        async with leader(server, tmp_path) as process:
+            lease = server.of("leases").objects[LEASE]
+            server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "other"}})
+            assert await exit_code(process) == 1
+            assert holder(server) == "other"
+
+    asyncio.run(scenario())
+
+
+START_SECONDS = 20
+COMMAND = [sys.executable, "-m", "fluxtrain_operator", "--image=example.org/trainer:1"]
+SLOW = "open('{fifo}').read()\n"
+"""A module whose import never ends."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a first process")
+def test_the_first_process_of_a_container_handles_sigterm_during_its_imports(
+    tmp_path: Path,
+) -> None:
+    """Otherwise a pod that is deleted while it starts remains for its whole grace period."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "kopf.py").write_text(SLOW.format(fifo=tmp_path / "fifo"))
+    with first_process(COMMAND, {"PYTHONPATH": str(tmp_path)}) as (process, pid):
+        deadline = time.monotonic() + START_SECONDS
+        while not catches(pid, signal.SIGTERM) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(pid, signal.SIGTERM)
+        assert process.wait(timeout=START_SECONDS) == 0
+
+
+def test_missing_cluster_credentials_are_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "missing"))
+    monkeypatch.setattr(sys, "argv", [*COMMAND[2:], "--address=127.0.0.1", "--port=0"])
+    monkeypatch.setattr(sys, "setrecursionlimit", lambda limit: None)
+    assert main() == 2
+    record = caplog.records[-1]
+    assert record.getMessage().startswith("no cluster credentials")
+    assert record.exc_info is None

@@ -1,4 +1,7 @@
-"""The ledger of nodes: faults of all jobs, summed when they change; a new leader knows the same."""
+"""Nodes: the faults of all jobs, summed when they change, and when pods and nodes changed.
+
+A new leader knows the same. Times are by the operator's clock.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.operator.jobs import make_job, make_node
+from tests.operator.jobs import KEY, Clock, make_job, make_node, make_pod, make_training
 from tests.operator.object_store import Harness, run
 
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.node_health import Fault, score
 from fluxtrain_operator.controller import cache as node_ledger
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.planner.observed import NodeView, Pod
 
 NOW = float(int(time.time()))
 
@@ -178,3 +183,168 @@ def test_pods_of_one_job_exclude_and_avoid_nodes_on_which_others_met_faults() ->
     assert pod["metadata"]["annotations"]["fluxtrain.dev/distrusted-nodes"] == "n3"
     store = harness.cluster.objects["Pod", "job-rendezvous"]["spec"]["affinity"]["nodeAffinity"]
     assert "requiredDuringSchedulingIgnoredDuringExecution" not in store, "it only avoids them"
+
+
+THEN, HOUR = 1_800_000_000.0, 3600.0
+AHEAD, RIGHT, BEHIND = HOUR, 0.0, -HOUR
+clocks = pytest.mark.parametrize("offset", [AHEAD, RIGHT, BEHIND], ids=["ahead", "right", "behind"])
+
+
+def clocked_cache() -> tuple[Cache, Clock]:
+    """Return the cache of a new leader, which knows the job only."""
+    clock = Clock(THEN)
+    cache = Cache(clock=clock)
+    cache.set_job(make_training())
+    return cache, clock
+
+
+def at(started: float | None, ended: float | None = None, uid: str = "one") -> dict[str, Any]:
+    """Return a pod created 100 s ago whose kubelet tells these times."""
+    state: dict[str, Any] = {} if started is None else {"running": {"startedAt": stamp(started)}}
+    if started is not None and ended is not None:
+        times = {"startedAt": stamp(started), "finishedAt": stamp(ended)}
+        state = {"terminated": {"exitCode": 1, **times}}
+    pod = make_pod(uid=uid, creationTimestamp=stamp(THEN - 100))
+    pod["metadata"]["labels"][names.LABEL_COMPONENT] = names.TRAINER
+    statuses = [{"name": names.TRAINER, "state": state}]
+    return {**pod, "status": {"phase": "Running", "containerStatuses": statuses}}
+
+
+def seen(cache: Cache) -> Pod:
+    (manifest,) = cache.pods(KEY)
+    return Pod.from_object(manifest)
+
+
+@clocks
+def test_a_pod_that_is_watched_starts_and_ends_when_it_is_seen(offset: float) -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(None))
+    assert (seen(cache).started, seen(cache).finished) == (None, None)
+    clock.now = THEN + 10
+    cache.set_pod(at(THEN + 9 + offset))
+    clock.now = THEN + 20
+    cache.set_pod(at(THEN + 9 + offset))
+    assert (seen(cache).started, seen(cache).finished) == (THEN + 10, None)
+    clock.now = THEN + 500
+    for _ in range(2):
+        cache.set_pod(at(THEN + 9 + offset, THEN + 499 + offset))
+        assert (seen(cache).started, seen(cache).finished) == (THEN + 10, THEN + 500)
+        clock.now += 50
+
+
+@clocks
+def test_how_long_a_pod_ran_is_told_by_one_clock(offset: float) -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(None))
+    clock.now = THEN + 300  # the start was not seen
+    cache.set_pod(at(THEN + 3 + offset, THEN + 8 + offset))
+    assert (seen(cache).started, seen(cache).finished) == (THEN + 295, THEN + 300)
+
+
+@pytest.mark.parametrize(
+    ("told", "started"),
+    [(THEN + HOUR, THEN), (THEN - 7, THEN - 7), (THEN - HOUR, THEN - 100)],
+)
+def test_a_new_leader_knows_that_a_pod_started_after_its_creation(
+    told: float, started: float
+) -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(told))
+    assert seen(cache).started == started
+    clock.now = THEN + 60
+    cache.set_pod(at(told))
+    assert seen(cache).started == started
+    cache.set_pod(at(told, told + 30))
+    assert (seen(cache).started, seen(cache).finished) == (THEN + 30, THEN + 60)
+
+
+@clocks
+def test_another_pod_with_the_same_name_has_its_own_times(offset: float) -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(None, uid="old"))
+    cache.set_pod(at(THEN + offset, THEN + 5 + offset, uid="old"))
+    clock.now = THEN + 20
+    cache.set_pod(at(None, uid="new"))
+    assert (seen(cache).started, seen(cache).finished) == (None, None)
+    clock.now = THEN + 30
+    cache.set_pod(at(THEN + offset, uid="new"))  # even if the node tells the time of the old one
+    assert seen(cache).started == THEN + 30
+
+
+def test_a_pod_keeps_its_times_in_the_response_to_its_deletion() -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(THEN + HOUR))
+    clock.now = THEN + 10
+    cache.update_pod(KEY, at(THEN + HOUR))
+    assert seen(cache).started == THEN
+
+
+def test_times_are_forgotten_with_the_pod() -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(at(THEN + HOUR))
+    cache.set_pod(at(THEN + HOUR), deleted=True)
+    assert cache.num_pods == 0
+    clock.now = THEN + 10
+    cache.set_pod(at(THEN + HOUR))
+    assert seen(cache).started == THEN + 10
+
+
+@pytest.mark.parametrize("time", [None, "", "soon", 5, ["x"], "1970-01-01T00:00:00Z"])
+def test_a_time_that_is_none_is_left_out(time: object) -> None:
+    cache, _ = clocked_cache()
+    pod = at(THEN)
+    state = {"terminated": {"exitCode": 137, "startedAt": time, "finishedAt": time}}
+    pod["status"]["containerStatuses"][0]["state"] = state
+    cache.set_pod(pod)
+    assert (seen(cache).started, seen(cache).finished, seen(cache).ended) == (None, None, True)
+
+
+def node(ready: bool, told: float, created: float = THEN - 100) -> dict[str, Any]:
+    manifest = make_node("n1", ready)
+    manifest["metadata"]["creationTimestamp"] = stamp(created)
+    manifest["status"]["conditions"][0]["lastTransitionTime"] = stamp(told)
+    return manifest
+
+
+def view(cache: Cache) -> tuple[bool, float]:
+    found: NodeView = cache.nodes["n1"]
+    return found.ready, found.since
+
+
+@clocks
+def test_a_node_that_is_watched_changes_when_it_is_seen(offset: float) -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(make_pod())
+    cache.set_node(node(True, THEN - 50 + offset))
+    for ready in (False, True, False):
+        clock.now += 30
+        told = clock.now - 1 + offset
+        assert cache.set_node(node(ready, told)) == [KEY]
+        clock.now += 5
+        assert cache.set_node(node(ready, told)) == [], "a heartbeat changes nothing"
+        assert view(cache) == (ready, clock.now - 5)
+
+
+@pytest.mark.parametrize(
+    ("told", "since"),
+    [(THEN + HOUR, THEN), (THEN - 7, THEN - 7), (THEN - HOUR, THEN - 100)],
+)
+def test_a_new_leader_knows_that_a_node_changed_after_its_creation(
+    told: float, since: float
+) -> None:
+    cache, clock = clocked_cache()
+    for _ in range(2):
+        cache.set_node(node(False, told))
+        assert view(cache) == (False, since)
+        clock.now += 10
+
+
+def test_a_node_that_registers_again_is_another_one() -> None:
+    cache, clock = clocked_cache()
+    cache.set_pod(make_pod())
+    cache.set_node(node(False, THEN + HOUR))
+    cache.set_node(node(False, THEN + HOUR), deleted=True)
+    assert view(cache) == (False, 0.0)
+    clock.now = THEN + 40
+    cache.set_node(node(False, THEN - HOUR, created=THEN + 35))
+    assert view(cache) == (False, THEN + 35)

@@ -1,23 +1,44 @@
-"""Progress is polled independently of reconciles: rank 0 alone once it is found, no job delays another."""
+"""Pollers: progress independently of reconciles, and the members of jobs.
+
+Rank 0 alone once it is found, no job delays another; silent agents, a silent service, and who does not count.
+The progress in a pod's termination message counts, even if the pod is gone before a reconcile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from tests.operator import jobs
-from tests.operator.controller.event_loop import run_in_virtual_time, until
-from tests.operator.jobs import KEY, make_training
+from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.jobs import KEY, OWNER, make_job, make_training, run_pods
+from tests.operator.object_store import Harness, ObjectStore
+from tests.operator.object_store import run as run_store
 
 from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator.base import names
-from fluxtrain_operator.base.names import Key
-from fluxtrain_operator.base.reports import Progress, RankProgress
+from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import Key, stamp
+from fluxtrain_operator.base.reports import Heard, Progress, RankProgress
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.pollers import FetchProgress, ProgressPoller
+from fluxtrain_operator.controller.pollers import (
+    MEMBERS_SECONDS,
+    RETRY_SECONDS,
+    SILENT_POLLS,
+    SILENT_SECONDS,
+    FetchProgress,
+    MembersPoller,
+    ProgressPoller,
+)
+from fluxtrain_operator.controller.work_queue import Pace
+from fluxtrain_operator.planner.guard import Delete
+from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.situation import newest_report
 
 PORT = 9464
 
@@ -385,3 +406,295 @@ def test_very_many_pods_without_a_response_are_polled_less_often(
         assert not p.poller._num_silent
 
     run(Polling([make_pod(1), *(make_pod(0, uid=name, job=name) for name in silent)]), measure)
+
+
+NOBODY = frozenset[str]()
+LOST = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
+FINE = Heard(frozenset({"pod-0", "pod-1"}))
+
+
+def rendezvous_pod(uid: str = "rdzv", **changes: Any) -> dict[str, Any]:
+    pod = jobs.make_pod("job-rendezvous", uid=uid)
+    pod["metadata"]["labels"][names.LABEL_COMPONENT] = names.RENDEZVOUS
+    pod["metadata"]["annotations"] = {names.ANNOTATION_RENDEZVOUS: names.RENDEZVOUS_VERSION}
+    pod["metadata"].update(changes.pop("metadata", {}))
+    return {**pod, "status": {"phase": "Running", "podIP": "10.0.0.9", **changes}}
+
+
+class MembersPolling:
+    """A poller of one job whose rendezvous service gives ``answer``."""
+
+    def __init__(self) -> None:
+        self.answer: Heard | None = FINE
+        self.requests: list[tuple[str, int]] = []
+        self.changed: list[Key] = []
+        self.cache = Cache()
+        self.cache.set_job(make_training())
+        self.cache.set_pod(rendezvous_pod())
+        self.poller = MembersPoller(self.cache, self.fetch, self.changed.append)
+
+    async def fetch(self, address: str, port: int) -> Heard | None:
+        self.requests.append((address, port))
+        return self.answer
+
+    async def polls(self, number: int, answer: Heard | None) -> frozenset[str]:
+        """Return the silent pods after ``number`` further polls with ``answer``."""
+        self.answer = answer
+        self.poller.start(KEY, PORT)
+        await asyncio.sleep(number * MEMBERS_SECONDS)
+        return self.poller.heard(KEY).silent
+
+
+def poll_members(scenario: Callable[[MembersPolling], Awaitable[None]]) -> None:
+    async def main() -> None:
+        polling = MembersPolling()
+        try:
+            await scenario(polling)
+        finally:
+            await polling.poller.close()
+
+    run_in_virtual_time(main())
+
+
+def test_lost_agents_are_reported_once_until_they_return() -> None:
+    async def scenario(p: MembersPolling) -> None:
+        assert p.poller.heard(KEY) == Heard()
+        assert await p.polls(3, FINE) == NOBODY
+        assert set(p.requests) == {("10.0.0.9", PORT)}
+        assert p.changed == [KEY]
+        assert await p.polls(3, LOST) == {"pod-1"}
+        assert p.changed == [KEY, KEY]
+        assert await p.polls(3, FINE) == NOBODY
+        assert p.changed == [KEY] * 3
+        assert p.poller.heard(KEY).alive == {"pod-0", "pod-1"}
+        p.poller.stop(KEY)
+        p.poller.stop(KEY)
+        assert p.poller.heard(KEY) == Heard()
+
+    poll_members(scenario)
+
+
+def test_a_service_that_answered_before_is_silent_after_a_while() -> None:
+    async def scenario(p: MembersPolling) -> None:
+        assert await p.polls(10, None) == NOBODY, "it may not have started"
+        assert await p.polls(2, LOST) == {"pod-1"}
+        before = len(p.requests)
+        assert await p.polls(1, None) == {"pod-1"}, "nothing new is known"
+        assert await p.polls(2, None) == {"rdzv"}
+        assert len(p.requests) - before >= SILENT_SECONDS - MEMBERS_SECONDS, "asked more often"
+        p.cache.set_pod(rendezvous_pod("another"))
+        assert await p.polls(10, None) == NOBODY
+        assert await p.polls(2, FINE) == NOBODY
+
+    poll_members(scenario)
+
+
+def test_an_operator_that_could_not_ask_for_long_believes_no_single_time_out() -> None:
+    async def scenario(p: MembersPolling) -> None:
+        assert await p.polls(2, FINE) == NOBODY
+        await asyncio.sleep(0)
+        job = p.poller._jobs[KEY]
+        job.answered -= 10 * SILENT_SECONDS  # as after a pause of the operator
+        assert await p.polls(1, None) == NOBODY
+        await asyncio.sleep(SILENT_POLLS * RETRY_SECONDS)
+        assert p.poller.heard(KEY).silent == {"rdzv"}
+
+    poll_members(scenario)
+
+
+def test_a_service_that_answers_again_in_time_is_not_silent() -> None:
+    async def scenario(p: MembersPolling) -> None:
+        assert await p.polls(2, FINE) == NOBODY
+        for _ in range(5):
+            assert await p.polls(1, None) == NOBODY
+            assert await p.polls(1, FINE) == NOBODY
+
+    poll_members(scenario)
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        rendezvous_pod(phase="Pending"),
+        rendezvous_pod(podIP=""),
+        rendezvous_pod(metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
+        rendezvous_pod(metadata={"annotations": {}}),
+        rendezvous_pod(metadata={"annotations": None}),
+    ],
+    ids=["pending", "no address", "deleting", "another version", "no annotations"],
+)
+def test_only_a_running_pod_of_this_version_is_asked(pod: dict[str, Any]) -> None:
+    async def scenario(p: MembersPolling) -> None:
+        p.cache.set_pod(pod)
+        assert await p.polls(3, LOST) == NOBODY
+        assert p.requests == []
+
+    poll_members(scenario)
+
+
+SHOWN, LAST = 58, 75
+
+
+def message(
+    step: int = LAST, rank: int = 0, ended: float | None = None, since_step: float = 1.0
+) -> str:
+    ended = time.time() if ended is None else ended
+    values = {
+        "rank": rank,
+        "step": step,
+        "lastStepTime": ended - since_step,
+        "checkpointStep": step,
+    }
+    return json.dumps({**values, "checkpointTime": ended, "phaseSeconds": {"step": 60.0}})
+
+
+class Terminating(ObjectStore):
+    """Pods that are deleted still exist: their program has time to save a checkpoint."""
+
+    async def delete(self, namespace: str, deletion: Delete, version: str) -> Manifest | None:
+        if deletion.kind != "Pod":
+            return await super().delete(namespace, deletion, version)
+        existing = self.objects["Pod", deletion.name]
+        existing["metadata"]["deletionTimestamp"] = stamp(time.time() + 180)
+        return existing
+
+
+def stopping() -> Harness:
+    """Return a job that is being suspended, whose status shows step 58, with its pods."""
+    shown = {"step": SHOWN, "samples": 0, "lastStepTime": stamp(time.time() - 20)}
+    harness = Harness(Terminating())
+    run_store(harness, 1, harness.sync, lambda: run_pods(harness.cache, 4), 1)
+    job = make_job(**(harness.cluster.status | {"progress": shown}))
+    job["spec"]["lifecycle"] = {"suspend": True}
+    harness.set_job(job)
+    run_store(harness, 1)
+    assert harness.cluster.status["progress"]["step"] == SHOWN
+    return harness
+
+
+def pod(harness: Harness, name: str = "job-0") -> Manifest:
+    (found,) = (p for p in harness.cache.pods(KEY) if p["metadata"]["name"] == name)
+    return dict(found)
+
+
+def ended(manifest: Manifest, text: str, finished: float | None = None) -> Manifest:
+    """Return the final object of a pod, whose program exited with ``text`` as its last words."""
+    at = stamp(time.time() if finished is None else finished)
+    state = {"terminated": {"exitCode": 75, "message": text, "startedAt": at, "finishedAt": at}}
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": state}]}
+    return {**manifest, "status": status}
+
+
+def step_after(harness: Harness, *removed: Manifest) -> int:
+    """Return the step of the status after the final objects of pods, and no pod is left."""
+
+    def remove() -> None:
+        for manifest in removed:
+            harness.cache.set_pod(manifest, deleted=True)
+        for manifest in harness.cache.pods(KEY):
+            harness.cache.set_pod(manifest, deleted=True)
+
+    run_store(harness, remove, 1)
+    return int(harness.cluster.status["progress"]["step"])
+
+
+def test_the_final_object_in_a_deletion_has_the_last_step() -> None:
+    harness = stopping()
+    assert step_after(harness, ended(pod(harness), message())) == LAST
+    assert harness.cluster.status["checkpoint"]["step"] == LAST
+
+
+def test_a_change_that_is_followed_by_the_deletion_is_not_missed() -> None:
+    harness = stopping()
+    final = ended(pod(harness), message())
+    harness.cache.set_pod(final)
+    assert step_after(harness, final) == LAST
+
+
+def test_a_pod_that_is_gone_already_when_it_is_deleted_has_the_last_step() -> None:
+    """The response to the deletion came first, the watch event has the final object."""
+    harness = stopping()
+    final = ended(pod(harness), message())
+    assert step_after(harness) == SHOWN
+    assert harness.cluster.status["phase"] == "Suspended"
+    assert step_after(harness, final) == LAST
+
+
+@pytest.mark.parametrize(
+    "text", ["", "out of memory", "{", message(rank=1), "[" * 5000, "[1]", '{"rank": 0}']
+)
+def test_other_last_words_change_nothing(text: str) -> None:
+    harness = stopping()
+    assert step_after(harness, ended(pod(harness), text)) == SHOWN
+
+
+def test_a_step_before_that_of_the_status_does_not_count() -> None:
+    harness = stopping()
+    assert step_after(harness, ended(pod(harness), message(3, since_step=100))) == SHOWN
+
+
+@pytest.mark.parametrize(
+    "owners", [[], [{**OWNER, "uid": "another"}], [{**OWNER, "controller": False}]]
+)
+def test_pods_of_others_are_not_believed(owners: list[Any]) -> None:
+    harness = stopping()
+    stranger = ended(pod(harness), message())
+    own = stranger["metadata"]
+    stranger["metadata"] = {**own, "uid": "stranger", "name": "job-9", "ownerReferences": owners}
+    assert step_after(harness, stranger) == SHOWN
+
+
+def test_a_job_that_was_created_again_does_not_inherit_it() -> None:
+    harness = stopping()
+    harness.cache.set_pod(ended(pod(harness), message()), deleted=True)
+    assert harness.cache.final_pod(KEY) is not None
+    again = make_job()
+    again["metadata"]["uid"] = "uid-again"
+    harness.set_job(again, version="6000")
+    assert harness.cache.final_pod(KEY) is None
+
+
+def test_one_pod_is_kept_per_job_and_none_of_deleted_jobs() -> None:
+    harness = stopping()
+    for number in range(20):
+        at = time.time() + number
+        final = ended(pod(harness), message(LAST + number, ended=at), at)
+        final["metadata"] = {**final["metadata"], "uid": f"uid-{number}", "name": f"job-{number}"}
+        harness.cache.set_pod(final, deleted=True)
+    assert len(harness.cache._final_pods) == 1
+    assert step_after(harness) == LAST + 19
+    harness.cache.set_job(make_job(), deleted=True)
+    assert not harness.cache._final_pods
+    harness.cache.set_pod(final, deleted=True)
+    assert not harness.cache._final_pods
+
+
+def test_a_trainer_that_answers_is_believed_more() -> None:
+    final = Pod.from_object(ended(pod(stopping()), message()))
+    answer = Progress.from_json({"rank": 0, "step": 0})
+    assert final.final_progress is not None
+    report = newest_report(Observed(progress=answer, final_pod=final), time.time())
+    assert report is not None
+    assert report.progress is answer
+    report = newest_report(Observed(final_pod=final), time.time())
+    assert report is not None
+    assert report.progress.status.step == LAST
+
+
+def test_callers_go_on_at_the_rate() -> None:
+    times: list[float] = []
+
+    async def call(pace: Pace) -> None:
+        await pace.wait()
+        times.append(round(now(), 3))
+
+    async def main() -> None:
+        pace = Pace(per_second=10)
+        await asyncio.gather(*(call(pace) for _ in range(3)))
+        await asyncio.sleep(100)
+        await asyncio.gather(*(call(pace) for _ in range(2)))
+
+    run_in_virtual_time(main())
+    first = times[3]
+    assert times == [0.0, 0.1, 0.2, first, round(first + 0.1, 3)]
+    assert 100 <= first < 101

@@ -1,8 +1,12 @@
-"""The requests of a reconcile: which, in which order, how often; and what stays in memory."""
+"""The requests of a reconcile: which, in which order, how often; and what stays in memory.
+
+One record for each decision, with its reason. Faults of nodes disrupt a bounded part of all pods per minute.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,21 +14,37 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import synchronous
-from tests.operator.jobs import KEY, NOW, make_job, run_pods
+from tests.operator.jobs import KEY, NOW, make_job, make_training, run_pods
 from tests.operator.object_store import Harness, ObjectStore, run
 
-from fluxtrain.contract.resource.status import Condition, NodesStatus, ProgressStatus, Status
+from fluxtrain.contract.resource.fluxtraining import KIND
+from fluxtrain.contract.resource.status import (
+    Condition,
+    InPlaceRestart,
+    NodesStatus,
+    ProgressStatus,
+    Status,
+)
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import Heard, Progress
 from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.executor import JobState, status_delay
+from fluxtrain_operator.controller.executor import (
+    MIN_PODS,
+    FaultBudget,
+    JobState,
+    decision_fields,
+    log_decision,
+    status_delay,
+)
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.planner.guard import Delete
+from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.plan import Event, Plan
+from fluxtrain_operator.planner.situation import RUN, Decision
 
 
 class RecordingStore(ObjectStore):
@@ -314,3 +334,125 @@ async def test_nothing_stays_in_memory_of_deleted_jobs() -> None:
         sizes.pop("_last_event", None)  # by kind of watch: at most three entries
         assert sizes
         assert not any(sizes.values()), (part, sizes)
+
+
+def deletions(count: int, reason: Reason = Reason.NODE_LOST, first: int = 0) -> list[Delete]:
+    return [
+        Delete("Pod", f"job-{n}", f"uid-{n}", None, reason) for n in range(first, first + count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("percent", "num_pods", "left"),
+    [(10, 0, 8), (10, 1, 8), (10, 80, 8), (10, 89, 8), (10, 90, 9), (10, 8000, 800), (100, 64, 64)],
+)
+def test_a_part_of_all_pods_may_be_replaced_per_minute(
+    percent: int, num_pods: int, left: int
+) -> None:
+    assert FaultBudget(percent).left(num_pods, 0.0) == left
+    assert left >= MIN_PODS
+
+
+def test_each_pod_counts_once_and_for_a_minute() -> None:
+    budget = FaultBudget(10)
+    budget.record(deletions(5), 100.0)
+    budget.record(deletions(6), 130.0)  # five of them again, as the plan was refused
+    assert budget.left(80, 130.0) == 2
+    assert budget.left(80, 159.9) == 2
+    assert budget.left(80, 160.0) == 7
+    assert budget.left(80, 190.0) == 8
+    budget.record(deletions(20, first=100), 200.0)
+    assert budget.left(80, 200.0) == 0
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - NODE_FAULTS))
+def test_only_faults_of_nodes_count(reason: Reason) -> None:
+    budget = FaultBudget(10)
+    budget.record([*deletions(8, reason), Delete("ConfigMap", "job-config")], 0.0)
+    assert budget.left(0, 0.0) == 8
+
+
+FAILURE = Decision("restart", "ProgramError", "job-0: exit code 1", uses_restart=True)
+MANIFEST = make_training()
+
+
+def condition(kind: str, value: Any, reason: str) -> Condition:
+    return Condition(type=kind, status=value, reason=reason, lastTransitionTime=stamp(0))
+
+
+def running(**changes: Any) -> Status:
+    conditions = [condition("Ready", "True", "Training")]
+    return Status(phase="Running", attempt=2, conditions=conditions, **changes)
+
+
+def fields(plan: Plan, before: Status | None = None) -> dict[str, Any]:
+    result = decision_fields(MANIFEST, before or running(), plan)
+    assert result is not None
+    return result
+
+
+def test_progress_alone_is_not_logged() -> None:
+    plan = Plan(running(progress=ProgressStatus(step=9)), decision=RUN)
+    assert decision_fields(MANIFEST, running(), plan) is None
+
+
+def test_a_decision_has_its_reason_and_its_objects() -> None:
+    pod = {"kind": "Pod", "metadata": {"name": "job-0"}}
+    plan = Plan(running(), (Delete("Pod", "job-1"),), (pod,), decision=FAILURE)
+    values = fields(plan)
+    assert (values["namespace"], values["job"], values["attempt"]) == ("ns", "job", 2)
+    assert (values["action"], values["reason"]) == ("restart", "ProgramError")
+    assert values["detail"] == "job-0: exit code 1"
+    assert (values["delete"], values["create"]) == (["Pod/job-1"], ["Pod/job-0"])
+
+
+def test_a_restart_in_place_has_an_action_of_its_own() -> None:
+    restart = InPlaceRestart(attempt=2, generation=1, step=7, time=stamp(0))
+    decision = Decision("run", "NoProgress", "hangs", True, in_place_restart=restart)
+    values = fields(Plan(running(), (Delete("Pod", "job-rendezvous"),), decision=decision))
+    assert (values["action"], values["reason"]) == ("restart in place", "NoProgress")
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (Plan(running(), events=(Event("Warning", "NodeLost", "gone"),), decision=RUN), "NodeLost"),
+        (Plan(Status(phase="Pending"), decision=RUN), "Desired"),
+        (
+            Plan(
+                Status(phase="Failed", conditions=[condition("Failed", "True", "InvalidSpec")]),
+            ),
+            "InvalidSpec",
+        ),
+        (Plan(running(), (Delete(KIND, "job"),)), "Expired"),
+        (Plan(running(), (Delete("Pod", "job-0"),)), "CleanPods"),
+    ],
+    ids=["event", "phase", "condition", "expired", "clean_up"],
+)
+def test_a_plan_without_a_reason_of_its_own_has_one(plan: Plan, reason: str) -> None:
+    assert fields(plan)["reason"] == reason
+
+
+def test_changed_conditions_are_listed() -> None:
+    after = running().model_copy(update={"conditions": [condition("Ready", "False", "NodeLost")]})
+    assert fields(Plan(after, decision=RUN))["conditions"] == ["Ready=False NodeLost"]
+
+
+def test_many_names_are_counted() -> None:
+    plan = Plan(running(), tuple(Delete("Pod", f"job-{n}") for n in range(4096)), decision=FAILURE)
+    names = fields(plan)["delete"]
+    assert (len(names), names[-1]) == (17, "and 4080 more")
+
+
+def test_the_text_has_the_reason_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    log_decision(MANIFEST, Status(), Plan(running(), decision=FAILURE))
+    (record,) = caplog.records
+    assert record.getMessage() == "ns/job: restart, ProgramError: job-0: exit code 1"
+
+
+def test_a_percent_sign_in_a_message_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    decision = Decision("fail", "ProgramError", "100%s full %(x)d")
+    log_decision(MANIFEST, Status(), Plan(running(), decision=decision))
+    assert caplog.records[0].getMessage().endswith("100%s full %(x)d")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.api_server.forged_statuses import FORGED
+from tests.api_server.attacks import FORGED
 from tests.operator.jobs import make_job as job_manifest
 from tests.operator.planner.pods import (
     LONG_AGO,

@@ -1,9 +1,14 @@
-"""Limits of a spec: what is too deep or too large is refused, and the largest job delays no other."""
+"""Names of objects, durations for people, times by the operator's clock, and the limits of a spec.
+
+Names have at most 63 characters, are distinct, and valid for their kind. What is too deep or too large is
+refused, and the largest job delays no other.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import Any
 
@@ -16,9 +21,135 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import UnreadableError
 from fluxtrain_operator.base.job import Manifest
-from fluxtrain_operator.base.names import MAX_BYTES, MAX_DEPTH, require_bounded
+from fluxtrain_operator.base.names import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Transition,
+    duration,
+    require_bounded,
+    transition,
+)
 from fluxtrain_operator.planner.changes import MAX_PODS_PER_PLAN
 from fluxtrain_operator.planner.plan import load
+
+LONG = "a" * 63
+MAKERS = (
+    lambda job: names.pod(job, 0),
+    lambda job: names.pod(job, 4095),
+    names.rendezvous,
+    lambda job: names.rendezvous(job, 2),
+    names.service,
+    lambda job: names.revision(job, "0123456789abcdef"),
+    names.network_policy,
+    names.disruption_budget,
+    names.pod_group,
+    lambda job: names.native_group(job, 4096),
+    lambda job: names.kueue_group(job, 12),
+)
+
+
+@pytest.mark.parametrize(
+    "job", ["a", "1", "mlperf", "a-b", LONG, "a" * 54 + "-" + "b" * 8, "0" * 63]
+)
+def test_every_name_is_valid(job: str) -> None:
+    for make in MAKERS:
+        name = make(job)
+        assert len(name) <= 63
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name), name
+    assert names.service(job)[0].isalpha(), "the name of a service starts with a letter"
+
+
+def test_short_names_are_readable() -> None:
+    assert names.pod("mlperf", 3) == "mlperf-3"
+    assert names.rendezvous("mlperf") == "mlperf-rendezvous"
+    assert names.service("mlperf") == "mlperf"
+    assert names.service("1st") == "ft-1st"
+
+
+@pytest.mark.parametrize("job", ["mlperf", LONG])
+def test_the_names_of_rendezvous_pods_are_known(job: str) -> None:
+    own = [names.rendezvous(job, number) for number in (1, 2, 10)]
+    assert all(names.is_rendezvous(job, name) for name in own)
+    others = [*(f"{own[0]}{end}" for end in ("0", "1", "02", "-2", "x", "9" * 10)), "rendezvous"]
+    assert not any(names.is_rendezvous(job, name) for name in (*others, names.pod(job, 2)))
+    assert not any(names.is_rendezvous("other", name) for name in own)
+
+
+def test_long_jobs_that_differ_at_the_end_have_different_names() -> None:
+    one, other = "a" * 62 + "b", "a" * 62 + "c"
+    for make in MAKERS:
+        assert make(one) != make(other)
+
+
+def test_the_training_pods_selector_excludes_the_rendezvous_pod() -> None:
+    all_pods, trainers = names.selector("job"), names.trainer_selector("job")
+    assert all_pods.items() <= trainers.items()
+    assert all_pods.items() <= names.labels("job", names.RENDEZVOUS).items()
+    assert not trainers.items() <= names.labels("job", names.RENDEZVOUS).items()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (0.9, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (61, "1m1s"),
+        (3599, "59m59s"),
+        (3600, "1h"),
+        (3605, "1h"),
+        (7800, "2h10m"),
+        (86_400, "1d"),
+        (86_460, "1d"),
+        (273_600, "3d4h"),
+        (1e9, "11574d1h"),
+    ],
+)
+def test_a_duration_has_at_most_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+NOW, HOUR = 1_800_000_000.0, 3600.0
+
+
+@pytest.mark.parametrize(
+    ("told", "before", "is_watched", "time"),
+    [
+        (NOW - 2, None, True, NOW),
+        (NOW + HOUR, None, True, NOW),
+        (NOW - HOUR, None, True, NOW),
+        # not watched: between the creation, 100 s ago, and now
+        (NOW - 2, None, False, NOW - 2),
+        (NOW, None, False, NOW),
+        (NOW + HOUR, None, False, NOW),
+        (NOW - HOUR, None, False, NOW - 100),
+        # the same transition again, by a later leader's clock too
+        (NOW - HOUR, Transition(NOW - HOUR, NOW - 50), True, NOW - 50),
+        (NOW + HOUR, Transition(NOW + HOUR, NOW - 50), False, NOW - 50),
+        (NOW + HOUR, Transition(NOW + HOUR, NOW + 7), True, NOW + 7),
+        # another one, after it or before it
+        (NOW + HOUR + 1, Transition(NOW + HOUR, NOW - 50), True, NOW),
+        (NOW - HOUR, Transition(NOW + HOUR, NOW - 50), True, NOW),
+    ],
+)
+def test_a_transition_has_a_time_of_the_operator(
+    told: float, before: Transition | None, is_watched: bool, time: float
+) -> None:
+    found = transition(told, before, is_watched=is_watched, earliest=NOW - 100, now=NOW)
+    assert found == Transition(told, time)
+    assert told + found.shift == time
+
+
+def test_nothing_is_later_than_now_even_if_the_object_was_created_later() -> None:
+    found = transition(NOW - HOUR, None, is_watched=False, earliest=NOW + 9, now=NOW)
+    assert found.time == NOW
+
+
+def test_times_are_whole_seconds_as_those_of_kubernetes() -> None:
+    assert transition(NOW, None, is_watched=True, earliest=0.0, now=NOW + 0.9).time == NOW
+
 
 LARGEST = MAX_BYTES["spec.podTemplate"]
 
