@@ -57,7 +57,10 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
     lease = options.lease_namespace, options.lease_name, options.identity
     try:
         await _load_credentials()
-        async with ApiClient() as lease_client, _trainer_client() as http:
+        # without a limit: waiting for a connection would count as no response of a trainer
+        connector = aiohttp.TCPConnector(limit=0)
+        trainers = aiohttp.ClientSession(trust_env=False, connector=connector)
+        async with ApiClient() as lease_client, trainers as http:
             elector = LeaderElector(lease_client, *lease, on_response=health.record_response)
             async with FencedClient(elector) as api:
                 replica = _Replica(options, elector, api, http, metrics, health)
@@ -187,11 +190,6 @@ class _Replica:
             return await self._reconciler.reconcile(key)
         finally:
             self._health.finish_work(key)
-
-
-def _trainer_client() -> aiohttp.ClientSession:
-    """Return a client without a connection limit: waiting for a connection would count as no response."""
-    return aiohttp.ClientSession(trust_env=False, connector=aiohttp.TCPConnector(limit=0))
 
 
 async def _load_credentials() -> None:

@@ -7,9 +7,10 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fluxtrain.errors import ConfigError, redacted
 from fluxtrain_operator.base.node_health import NO_ADDITIONS, NodeHealth, parse_node_health
@@ -71,6 +72,13 @@ def configure_logging(log_format: LogFormat) -> None:
 
 _MAX_PERCENT = 100
 _SWITCH = ("true", "false")
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "network": ("network_rules", parse_network_rules),
+    "pod_defaults": ("pod_defaults", parse_pod_defaults),
+    "job_policy": ("job_policy", parse_job_policy),
+    "node_health": ("node_health", parse_node_health),
+}
+"""Options in JSON: the field of `Options`, and what reads the text."""
 
 
 @dataclass(frozen=True)
@@ -184,30 +192,11 @@ def parse(arguments: list[str] | None) -> Options:
             f"--disruption-percent or FLUXTRAIN_DISRUPTION_PERCENT: {percent!r} is not a whole number "
             f"from 1 to {_MAX_PERCENT}"
         )
-    namespaces = tuple(values.pop("namespaces"))
-    try:
-        network_rules = parse_network_rules(values.pop("network"))
-    except ConfigError as error:
-        parser.error(f"--network or FLUXTRAIN_NETWORK: {error}")
-    try:
-        defaults = parse_pod_defaults(values.pop("pod_defaults"))
-    except ConfigError as error:
-        parser.error(f"--pod-defaults or FLUXTRAIN_POD_DEFAULTS: {error}")
-    try:
-        policy = parse_job_policy(values.pop("job_policy"))
-    except ConfigError as error:
-        parser.error(f"--job-policy or FLUXTRAIN_JOB_POLICY: {error}")
-    try:
-        health = parse_node_health(values.pop("node_health"))
-    except ConfigError as error:
-        parser.error(f"--node-health or FLUXTRAIN_NODE_HEALTH: {error}")
-    return Options(
-        namespaces=namespaces,
-        watch_nodes=watch_nodes == "true",
-        pod_defaults=defaults,
-        job_policy=policy,
-        network_rules=network_rules,
-        node_health=health,
-        disruption_percent=int(percent),
-        **values,
-    )
+    for option, (name, parse_text) in _SETTINGS.items():
+        try:
+            values[name] = parse_text(values.pop(option))
+        except ConfigError as error:
+            flag = f"--{option.replace('_', '-')} or FLUXTRAIN_{option.upper()}"
+            parser.error(f"{flag}: {error}")
+    values["namespaces"] = tuple(values["namespaces"])
+    return Options(watch_nodes=watch_nodes == "true", disruption_percent=int(percent), **values)

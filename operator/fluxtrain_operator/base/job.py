@@ -17,7 +17,7 @@ from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain_operator.base import names
-from fluxtrain_operator.base.names import MANAGED_BY, digest, require_bounded, seconds
+from fluxtrain_operator.base.names import MANAGED_BY, digest, mapping, require_bounded, seconds
 from fluxtrain_operator.base.settings import NO_DEFAULTS, NO_RULES, NetworkRules, PodDefaults
 
 # Revision: what the pods of a job are made from, frozen until the spec changes, named by its
@@ -115,7 +115,8 @@ class Job:
         A definition that is newer than this operator adds its defaults to every job, so unknown fields are
         ignored; except in ``spec.run``, which has no defaults.
         """
-        _require_bounded(manifest)
+        require_bounded(manifest.get("spec"), "spec")
+        require_bounded(mapping(manifest, "spec").get("podTemplate"), "spec.podTemplate")
         spec = {key: value for key, value in manifest.items() if key != "status"}
         unknown: list[str] = []
         training = validate(FluxTraining, _known_fields(FluxTraining, spec, "", unknown), "")
@@ -221,10 +222,3 @@ def _sections(model: type[StrictModel]) -> dict[str, type[StrictModel] | None]:
     """Return the fields of ``model`` by alias, each with its section, or that of its items."""
     fields = model.model_fields.items()
     return {field.alias or name: model_of(field.annotation) for name, field in fields}
-
-
-def _require_bounded(manifest: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a spec that is too deep or too large to be processed."""
-    spec = manifest.get("spec")
-    require_bounded(spec, "spec")
-    require_bounded(spec.get("podTemplate") if isinstance(spec, dict) else None, "spec.podTemplate")

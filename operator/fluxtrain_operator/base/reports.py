@@ -301,18 +301,10 @@ def _count(value: object, maximum: int) -> int:
 
 
 def _time(value: object) -> str | None:
-    time = _unix_time(value)
-    return None if time is None else stamp(time)
-
-
-def _unix_time(value: object) -> float | None:
-    """Return ``value`` as a Unix time; None if it is not one."""
+    """Return the Unix time ``value`` as a timestamp; None if it is not one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_TIME:
         return None
-    return float(value)
-
-
-_MAX_NUMBER = 2**31 - 1
+    return stamp(float(value))
 
 
 @dataclass(frozen=True)
@@ -330,7 +322,7 @@ class ProcessRestart:
         if not isinstance(values, Mapping):
             return None
         generation, agent = values.get("generation"), values.get("agent")
-        if type(generation) is not int or not 0 < generation <= _MAX_NUMBER:
+        if type(generation) is not int or not 0 < generation <= _MAX_COUNT:
             return None
         pod = pod_of(agent) if isinstance(agent, str) else ""
         return ProcessRestart(generation, root_cause([str(values.get("cause"))]), pod)
@@ -372,7 +364,7 @@ NOT_HEARD = Heard()
 
 
 def _generation(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value <= _MAX_NUMBER else None
+    return value if type(value) is int and 0 <= value <= _MAX_COUNT else None
 
 
 def _pods(agents: Mapping[object, object] | list[object]) -> frozenset[str]:

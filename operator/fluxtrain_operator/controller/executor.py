@@ -15,7 +15,7 @@ from fluxtrain.contract.resource.status import Condition, Status, preserve_unkno
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest, Revision
-from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.names import Key, mapping
 from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Kind, Name
 from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT, NODE_FAULTS, Delete
@@ -111,8 +111,9 @@ class Executor:
     async def unwatched_pods(self, job: Job) -> tuple[CreateFailure, ...]:
         """Return the job's own pods that run and have lost the label of the watch, as create failures."""
         listed = await self.api.list_pods(job.namespace, names.selector(job.name))
-        own = (pod for pod in listed if is_controlled_by(pod, job.uid) and not _has_ended(pod))
-        failures = (unwatched(pod) for pod in own)
+        own = (pod for pod in listed if is_controlled_by(pod, job.uid))
+        runs = (p for p in own if mapping(p, "status").get("phase") not in ("Succeeded", "Failed"))
+        failures = map(unwatched, runs)
         return tuple(failure for failure in failures if failure is not None)
 
     async def _delete(self, job: Job, deletion: Delete) -> None:
@@ -209,10 +210,6 @@ async def _gather(requests: Iterable[Awaitable[None]]) -> None:
             raise error
 
 
-def _has_ended(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
 def _name(manifest: Mapping[str, Any]) -> Name:
     """Return kind and name of the object in ``manifest``."""
     return manifest["kind"], manifest["metadata"]["name"]
@@ -263,7 +260,8 @@ def decision_fields(
     manifest: Mapping[str, Any], before: Status, plan: Plan
 ) -> dict[str, Any] | None:
     """Return the keys of the record; None if ``plan`` changes progress only."""
-    changed = _changed_conditions(before, plan.status)
+    known = {(c.type, c.status, c.reason) for c in before.conditions}
+    changed = [c for c in plan.status.conditions if (c.type, c.status, c.reason) not in known]
     acts = bool(plan.delete or plan.create or plan.events)
     if not (acts or changed or plan.status.phase != before.phase):
         return None
@@ -282,7 +280,7 @@ def decision_fields(
         "detail": message,
         **({"delete": _bounded(deleted)} if deleted else {}),
         **({"create": _bounded(created)} if created else {}),
-        **({"conditions": [_condition(c) for c in changed]} if changed else {}),
+        **({"conditions": [f"{c.type}={c.status} {c.reason}" for c in changed]} if changed else {}),
     }
 
 
@@ -309,15 +307,6 @@ def _reason(plan: Plan, changed: list[Condition]) -> tuple[str, str]:
     if changed:
         return changed[0].reason, changed[0].message
     return "Desired", "objects differ from what the spec asks for"
-
-
-def _changed_conditions(before: Status, after: Status) -> list[Condition]:
-    known = {(c.type, c.status, c.reason) for c in before.conditions}
-    return [c for c in after.conditions if (c.type, c.status, c.reason) not in known]
-
-
-def _condition(condition: Condition) -> str:
-    return f"{condition.type}={condition.status} {condition.reason}"
 
 
 def _bounded(names: Iterable[str]) -> list[str]:

@@ -272,11 +272,7 @@ def is_awaited(cache: Cache, key: Key) -> bool:
     """Return whether a job that an ended job lets start may not have seen yet that it has ended."""
     has_failed = mapping(cache.job(key) or {}, "status").get("phase") == FAILED
     jobs = map(cache.job, cache.jobs_after(key))
-    return any(
-        _waits_for(job, key[1]) and (not has_failed or _starts_after_failures(job))
-        for job in jobs
-        if job is not None
-    )
+    return any(_waits_for(job, key[1], has_failed) for job in jobs if job is not None)
 
 
 def cycle_of(cache: Cache, key: Key) -> tuple[str, ...]:
@@ -318,16 +314,13 @@ def _awaited(manifest: Mapping[str, Any] | None) -> list[str]:
     return [str(name) for name in predecessors if name not in seen]
 
 
-def _waits_for(manifest: Mapping[str, Any], predecessor: str) -> bool:
+def _waits_for(manifest: Mapping[str, Any], predecessor: str, has_failed: bool) -> bool:
     """Return whether a job that starts after ``predecessor`` has not begun, nor seen that it is complete."""
+    if has_failed and mapping(mapping(manifest, "spec"), "lifecycle").get("startWhen") != "Ended":
+        return False
     status = read_status(manifest.get("status"))
     has_seen = status.attempt > 0 or predecessor in status.completed_predecessors
     return not (has_seen or finished(status) or is_ignored(manifest))
-
-
-def _starts_after_failures(manifest: Mapping[str, Any]) -> bool:
-    lifecycle = mapping(mapping(manifest, "spec"), "lifecycle")
-    return lifecycle.get("startWhen") == "Ended"
 
 
 def is_ignored(manifest: Mapping[str, Any]) -> bool:

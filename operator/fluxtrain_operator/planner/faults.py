@@ -180,7 +180,8 @@ def _num_restarts(situation: Situation, failure: Failure) -> int:
 
 def num_failures(situation: Situation, failure: Failure) -> int:
     """Return how often the pods before that of ``failure`` failed for the same reason, in a row."""
-    retry = _retry_of(situation, failure.pod)
+    index = _index(situation, failure.pod)
+    retry = next((retry for retry in _active(situation) if retry.index == index), None)
     if retry is None or retry.reason != failure.reason:
         return 0
     return max(0, retry.count - (retry.pod == failure.pod.uid))
@@ -248,11 +249,6 @@ def _failed_before(situation: Situation) -> Iterator[tuple[int, str, str]]:
             yield retry.count, retry.reason, text
 
 
-def _retry_of(situation: Situation, pod: Pod) -> Retry | None:
-    index = _index(situation, pod)
-    return next((retry for retry in _active(situation) if retry.index == index), None)
-
-
 def _active(situation: Situation) -> list[Retry]:
     """Return the retries of pods that have not run long enough since."""
     return [r for r in situation.job.status.retries if not _is_over(situation, r)]
@@ -306,8 +302,12 @@ def distrusted_nodes(situation: Situation) -> tuple[str, ...]:
     if not distrust.scores or job.spec.scheduling.queue_name is not None or _is_lifted(situation):
         return ()
     needs_gpus = job.spec.gpus_per_node > 0
-    nodes = situation.observed.nodes.values()
-    candidates = {n.name for n in nodes if _is_usable(n) and (n.has_gpus or not needs_gpus)}
+    candidates = {
+        node.name
+        for node in situation.observed.nodes.values()
+        if node.ready and not (node.gone or node.cordoned or node.problem)
+        if node.has_gpus or not needs_gpus
+    }
     return situation.guard.hostnames(distrust.excluded(candidates))
 
 
@@ -347,8 +347,3 @@ def _waiting(situation: Situation) -> Iterator[Pod]:
 def _is_lifted(situation: Situation) -> bool:
     since = seconds(situation.job.status.exclusion_lifted)
     return since is not None and abs(situation.now - since) < LIFTED_SECONDS
-
-
-def _is_usable(node: NodeView) -> bool:
-    """Return whether pods of the job could run on ``node`` if it had no faults."""
-    return node.ready and not (node.gone or node.cordoned or node.problem)

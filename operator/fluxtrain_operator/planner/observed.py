@@ -248,8 +248,9 @@ class Pod:
         state = _state(labels, status)
         waiting, terminated = mapping(state, "waiting"), mapping(state, "terminated")
         final = read_termination_message(terminated.get("message"))
-        started, finished = _told_times(state)
-        shift = _shift(manifest)
+        started, finished = _reported_times(state)
+        newest = manifest.get(TRANSITION)
+        shift = newest.shift if isinstance(newest, Transition) else 0.0
         return Pod(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
@@ -405,21 +406,15 @@ class Observed:
 def newest_time(pod: Mapping[str, Any]) -> float | None:
     """Return when the main container ended, else when it started, by its node's clock; None if neither."""
     state = _state(mapping(mapping(pod, "metadata"), "labels"), mapping(pod, "status"))
-    started, finished = _told_times(state)
+    started, finished = _reported_times(state)
     return started if finished is None else finished
 
 
-def _told_times(state: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return when a container started and ended, by its node's clock; None if it is not told."""
+def _reported_times(state: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """Return when a container started and ended, by its node's clock; None if it is not reported."""
     running, terminated = mapping(state, "running"), mapping(state, "terminated")
     started = seconds(running.get("startedAt") or terminated.get("startedAt"))
     return started or None, seconds(terminated.get("finishedAt")) or None
-
-
-def _shift(pod: Mapping[str, Any]) -> float:
-    """Return the seconds to add to times by the clock of the pod's node; 0 without a cache."""
-    newest = pod.get(TRANSITION)
-    return newest.shift if isinstance(newest, Transition) else 0.0
 
 
 def _state(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -164,10 +164,12 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         status = job.status.model_copy(update={"attempt": before.newest_attempt})
         return Plan(status, requeue_after=_STALE_SECONDS)
     decision = decide(before)
-    attempt = _next_attempt(before, decision)
+    attempt = before.attempt + (decision.action == "restart")
+    attempt = max(1, attempt) if decision.action == "run" else attempt
     after = before.in_attempt(attempt).after(decision.in_place_restart, decision.pod_replacement)
     after = after.keeping_group(before.group) if decision.keeps_group else after
     delete, create = changes(after, decision)
+    has_more = sum(manifest["kind"] == "Pod" for manifest in create) >= MAX_PODS_PER_PLAN
     failures = blocking_failures(after, decision)
     num_requested = num_requested_pods(after, decision, create, delete)
     restarts = next_restarts(before, decision, after.attempt, delete)
@@ -184,7 +186,11 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
             *_create_failure_events(before, failures),
         ),
         requeue_after=earliest(
-            [_requeue_after(before, decision, status), _retry(failures, now), _resume(create)]
+            [
+                _requeue_after(before, decision, status),
+                _retry(failures, now),
+                0.0 if has_more else None,
+            ]
         ),
         decision=decision,
         first_step_time=before.report.first_step_time if before.report is not None else None,
@@ -216,12 +222,6 @@ def plan_invalid(
     expiry = _plan_expiry(metadata["name"], metadata.get("uid", ""), status, ttl, now)
     is_empty = all(pod.ended for pod in observed.pods)
     return replace(expiry, delete=(*expiry.delete, *(budgets(observed) if is_empty else ())))
-
-
-def _next_attempt(situation: Situation, decision: Decision) -> int:
-    if decision.action == "restart":
-        return situation.attempt + 1
-    return max(1, situation.attempt) if decision.action == "run" else situation.attempt
 
 
 def _plan_finished(job: Job, observed: Observed, now: float) -> Plan:
@@ -321,12 +321,6 @@ def _create_failure_events(
         if failure.reason not in reported:
             kind: EventType = "Normal" if failure.reason == TERMINATING else "Warning"
             yield Event(kind, failure.reason, failure.message)
-
-
-def _resume(create: list[Manifest]) -> float | None:
-    """Return 0 if there may be more pods to create than one plan does."""
-    num_pods = sum(manifest["kind"] == "Pod" for manifest in create)
-    return 0.0 if num_pods >= MAX_PODS_PER_PLAN else None
 
 
 def _retry(failures: tuple[CreateFailure, ...], now: float) -> float | None:

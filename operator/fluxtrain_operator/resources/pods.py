@@ -67,8 +67,11 @@ def pod_templates(job: Job) -> dict[str, Manifest]:
 def _training_pod(job: Job) -> Manifest:
     """Return the training pod.
 
-    restartPolicy is Never: the planner handles exits, and kubelet's back-off would grow.
+    restartPolicy is Never: the planner handles exits, and kubelet's back-off would grow. Pods with GPUs have
+    the groups of the nodes' device files.
     """
+    groups = job.pod_defaults.supplemental_groups if job.spec.gpus_per_node else []
+    flushes = flush_container(job)
     result: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -79,12 +82,12 @@ def _training_pod(job: Job) -> Manifest:
             "terminationGracePeriodSeconds": grace_seconds(job),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _POD_SECURITY | _device_groups(job),
+            "securityContext": _POD_SECURITY | ({"supplementalGroups": groups} if groups else {}),
             "affinity": trainer_affinity(job),
             "tolerations": tolerations_of(job),
             "nodeSelector": node_selector_of(job),
             "imagePullSecrets": _pull_secrets(job),
-            **_init_containers(job),
+            **({"initContainers": flushes} if flushes else {}),
             "containers": [_trainer(job)],
             "volumes": [*volumes(job), *flushed_volume(job)],
             **_network(job),
@@ -165,17 +168,6 @@ def _rendezvous(job: Job) -> Manifest:
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-
-
-def _device_groups(job: Job) -> Manifest:
-    """Return the supplemental groups of the nodes' device files for a pod with GPUs."""
-    groups = job.pod_defaults.supplemental_groups
-    return {"supplementalGroups": groups} if job.spec.gpus_per_node and groups else {}
-
-
-def _init_containers(job: Job) -> Manifest:
-    containers = flush_container(job)
-    return {"initContainers": containers} if containers else {}
 
 
 def _pull_secrets(job: Job) -> list[Manifest]:

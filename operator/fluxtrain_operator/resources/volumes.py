@@ -75,11 +75,12 @@ def mounts(job: Job) -> list[Manifest]:
     data sets write data, and runs that keep encodings or fetched files there.
     """
     storage, makes_data = job.spec.storage, job.config.task in _WRITING_TASKS
+    own_folder = {"subPath": f"{job.namespace}/{job.name}"} if storage.isolated else {}
     return [
         {"name": CONFIG_VOLUME, "mountPath": CONFIG_PATH, "subPath": CONFIG_FILE, "readOnly": True},
         _input_mount(job, "data", DATA_PATH, storage.data, makes_data),
         _input_mount(job, "models", MODELS_PATH, storage.models),
-        {"name": "output", "mountPath": OUTPUT_PATH, **_own_folder(job)},
+        {"name": "output", "mountPath": OUTPUT_PATH, **own_folder},
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "tmp", "mountPath": SCRATCH_PATH},
         key_mount(),
@@ -89,10 +90,6 @@ def mounts(job: Job) -> list[Manifest]:
             else []
         ),
     ]
-
-
-def _own_folder(job: Job) -> Manifest:
-    return {"subPath": f"{job.namespace}/{job.name}"} if job.spec.storage.isolated else {}
 
 
 def _input_mount(
