@@ -27,7 +27,7 @@ from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import load, plan
@@ -231,7 +231,7 @@ class Month:
             rendezvous=self.pods.get(names.rendezvous("job")),
             progress=progress,
             any_progress=progress,
-            heard=Heard(alive, lost),
+            heard=MembersReport(alive, lost),
             nodes=self.nodes,
             applied=self.applied,
         )

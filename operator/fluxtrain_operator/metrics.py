@@ -28,7 +28,7 @@ _MAX_JOBS = 1000
 _FAST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _SLOW = (1.0, 3.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 _MAX_START_SECONDS = 366 * 86_400.0
-"""A first step that is told to be later than this after the creation of its job is not observed."""
+"""A first step that is reported to be later than this after the creation of its job is not observed."""
 
 
 @dataclass(eq=False)
@@ -200,10 +200,10 @@ class Metrics:
         recovery.
         """
         before, progress = job.status.progress, plan.status.progress
-        told = progress.first_step_time if progress else None
-        if told is None or (before is not None and before.first_step_time == told):
+        reported = progress.first_step_time if progress else None
+        if reported is None or (before is not None and before.first_step_time == reported):
             return
-        first = plan.first_step_time or seconds(told) or 0.0
+        first = plan.first_step_time or seconds(reported) or 0.0
         if first - job.created > _MAX_START_SECONDS:
             return  # the clock of its node, or its program, is wrong
         last = seconds(before.last_step_time) if before else None

@@ -14,7 +14,7 @@ from tests.operator.jobs import KEY, make_job
 
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
-from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.reconcile import Reconciler
@@ -102,7 +102,7 @@ class ObjectStore:
             raise self.refuse["Event"]
         self.events.append(event)
 
-    async def fetch_members(self, address: str, port: int) -> Heard | None:
+    async def fetch_members(self, address: str, port: int) -> MembersReport | None:
         return None
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:

@@ -127,16 +127,16 @@ def _expression(value: str, parts: list[str], cel: str, depth: int) -> str:
     """Return CEL for whether ``cel`` holds for all values at ``parts`` below ``value``."""
     names = parts[: next((n for n, part in enumerate(parts) if part in (_ITEMS, _KEYS)), None)]
     rest = parts[len(names) :]
-    found = ".?".join([value, *names])
+    optional = ".?".join([value, *names])
     direct = ".".join([value, *names])
     if not rest:
         inner = cel.replace("@", direct)
-        return f"!{found}.hasValue() || {inner}" if names else inner
+        return f"!{optional}.hasValue() || {inner}" if names else inner
     item = f"x{depth}"
     inner = _expression(item, rest[1:], cel, depth + 1)
     empty = "[]" if rest[0] == _ITEMS else "{}"
     return (
-        f"{found}.orValue({empty}).all({item}, {inner})"
+        f"{optional}.orValue({empty}).all({item}, {inner})"
         if names
         else f"{value}.all({item}, {inner})"
     )

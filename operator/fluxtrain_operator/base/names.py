@@ -222,13 +222,13 @@ def digest(value: object) -> str:
 # When pods and nodes changed, by the operator's clock: the clocks of two machines may differ by
 # hours.
 #
-# A kubelet tells the times by the clock of its node. Only differences of such times are used.
+# A kubelet reports times by the clock of its node. Only differences of such times are used.
 
 
 class Transition(NamedTuple):
-    """The newest change that a node has told the time of."""
+    """The newest change of which a node has reported the time."""
 
-    told: float
+    reported: float
     """Unix time by the clock of the node."""
     time: float
     """Unix time by the operator's clock."""
@@ -236,21 +236,21 @@ class Transition(NamedTuple):
     @property
     def shift(self) -> float:
         """Return the seconds to add to other times by the clock of the node."""
-        return self.time - self.told
+        return self.time - self.reported
 
 
 def transition(
-    told: float, before: Transition | None, *, is_watched: bool, earliest: float, now: float
+    reported: float, before: Transition | None, *, is_watched: bool, earliest: float, now: float
 ) -> Transition:
-    """Return the transition at ``told``, which is that of ``before`` if it has the same time.
+    """Return the transition at ``reported``, which is that of ``before`` if it has the same time.
 
     One that ``is_watched``, as the object was known without it, happens ``now``. Of any other it is only
     known that it happened between ``earliest`` and ``now``.
     """
-    if before is not None and before.told == told:
+    if before is not None and before.reported == reported:
         return before
-    time = now if is_watched else min(max(earliest, told), now)
-    return Transition(told, float(int(time)))  # whole seconds, as Kubernetes' own times
+    time = now if is_watched else min(max(earliest, reported), now)
+    return Transition(reported, float(int(time)))  # whole seconds, as Kubernetes' own times
 
 
 # Entries of manifests, which may have any type: those of another type than expected are left out.

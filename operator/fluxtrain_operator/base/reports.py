@@ -126,7 +126,7 @@ class Progress:
     train_seconds_before: float | None = None
     """Training time that the output already contained when these processes started."""
     log_head: tuple[int, str] | None = None
-    """Records in the chain of the MLPerf log, and the SHA-256 of the last one; None if none is told."""
+    """Records in the chain of the MLPerf log, and the SHA-256 of the last one; None if none is reported."""
     by_agents: bool = False
     """Whether only agents report it, through the rendezvous service: nothing but ``ranks`` is known."""
 
@@ -175,10 +175,10 @@ class Progress:
         silent = min((rank.seconds_since_progress for rank in self.ranks), default=None)
         return None if silent is None else silent + self.age
 
-    def ended_at(self, told: float | None) -> Progress:
-        """Return this progress as that of a pod that ended at ``told``, by its clock too, if it is known."""
+    def ended_at(self, time: float | None) -> Progress:
+        """Return this progress as that of a pod that ended at ``time``, by its clock too, if it is known."""
         last = seconds(self.status.last_step_time)
-        since = None if told is None or last is None else told - last
+        since = None if time is None or last is None else time - last
         return replace(self, seconds_since_step=since)
 
     def with_ranks(self, others: Iterable[Progress]) -> Progress:
@@ -314,7 +314,7 @@ class ProcessRestart:
     generation: int
     cause: str
     pod: str = ""
-    """Uid of the pod whose agent tells it."""
+    """Uid of the pod whose agent reports it."""
 
     @staticmethod
     def from_json(values: object) -> ProcessRestart | None:
@@ -329,7 +329,7 @@ class ProcessRestart:
 
 
 @dataclass(frozen=True)
-class Heard:
+class MembersReport:
     """Which pods of a job are heard of, by uid; others may be starting, or the service is being replaced."""
 
     alive: frozenset[str] = frozenset()
@@ -344,14 +344,14 @@ class Heard:
     """The newest generation of that attempt, 0 until its agents have met; None without an answer."""
 
     @staticmethod
-    def from_json(answer: object) -> Heard | None:
-        """Return what a decoded answer tells, None if it is not one; invalid values are left out."""
+    def from_json(answer: object) -> MembersReport | None:
+        """Return what a decoded answer says, None if it is not one; invalid values are left out."""
         if not isinstance(answer, Mapping) or type(attempt := answer.get("attempt")) is not int:
             return None
         alive, lost = answer.get("alive"), answer.get("lostSeconds")
         living = _pods(alive if isinstance(alive, list) else [])
         silent = _pods(lost if isinstance(lost, Mapping) else []) - living
-        return Heard(
+        return MembersReport(
             living,
             silent,
             attempt,
@@ -360,7 +360,7 @@ class Heard:
         )
 
 
-NOT_HEARD = Heard()
+NO_MEMBERS = MembersReport()
 
 
 def _generation(value: object) -> int | None:

@@ -20,7 +20,7 @@ from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event
 
@@ -174,10 +174,10 @@ class KubernetesApi:
         has_rank = isinstance(values, dict) and type(values.get("rank")) is int
         return Progress.from_json(values) if has_rank else Progress.from_agents(values)
 
-    async def fetch_members(self, address: str, port: int) -> Heard | None:
+    async def fetch_members(self, address: str, port: int) -> MembersReport | None:
         """Return which pods the rendezvous service at ``address`` hears of; None without a valid response."""
         values = await self._fetch_json(address, port, MEMBERS_PATH, _MAX_MEMBERS_BYTES)
-        return Heard.from_json(values)
+        return MembersReport.from_json(values)
 
     async def _fetch_json(self, address: str, port: int, path: str, max_bytes: int) -> object:
         """Return the JSON at ``path`` of a pod, None if there is none: the pod is starting or stopped."""

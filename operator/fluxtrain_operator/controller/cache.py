@@ -73,7 +73,7 @@ class Cache:
         return [pod for pod in self._labelled(key) if not is_controlled_by(pod, uid)]
 
     def final_pod(self, key: Key) -> Manifest | None:
-        """Return the pod that told rank 0's progress when it ended, and is gone; of several the last."""
+        """Return the pod that reported rank 0's progress when it ended, and is gone; of several the last."""
         return self._final_pods.get(key)
 
     def _labelled(self, key: Key) -> list[Manifest]:
@@ -154,7 +154,7 @@ class Cache:
         return key
 
     def _keep_final(self, key: Key, pod: Manifest) -> None:
-        """Keep the deleted ``pod`` if it is the job's and tells rank 0's progress; of several the last."""
+        """Keep the deleted ``pod`` if it is the job's and reports rank 0's progress; of several the last."""
         if not is_controlled_by(pod, self._uid(key)) or Pod.from_object(pod).final_progress is None:
             return
         known = self._final_pods.get(key)
@@ -238,24 +238,28 @@ class Cache:
 
 def _with_transition(pod: Manifest, cached: Manifest | None, now: float) -> Manifest:
     """Return ``pod`` with its newest transition, which was watched if the ``cached`` pod is the same one."""
-    told = newest_time(pod)
-    if told is None:
+    reported = newest_time(pod)
+    if reported is None:
         return pod
     metadata = pod["metadata"]
     is_known = cached is not None and cached["metadata"].get("uid") == metadata.get("uid")
     before = cached.get(TRANSITION) if cached is not None and is_known else None
     created = seconds(metadata.get("creationTimestamp")) or 0.0
-    newest = transition(told, before, is_watched=is_known, earliest=created, now=now)
+    newest = transition(reported, before, is_watched=is_known, earliest=created, now=now)
     return {**pod, TRANSITION: newest}
 
 
 def _with_ready_time(view: NodeView, before: NodeView | None, now: float) -> NodeView:
     """Return ``view`` with the time of its change of ``ready``, watched if ``before`` is the same node."""
-    if not view.told_since:
+    if not view.reported_since:
         return view
     is_known = before is not None and before.created == view.created and not before.gone
-    known = Transition(before.told_since, before.since) if before is not None and is_known else None
-    newest = transition(view.told_since, known, is_watched=is_known, earliest=view.created, now=now)
+    known = (
+        Transition(before.reported_since, before.since) if before is not None and is_known else None
+    )
+    newest = transition(
+        view.reported_since, known, is_watched=is_known, earliest=view.created, now=now
+    )
     return replace(view, since=newest.time)
 
 

@@ -87,7 +87,7 @@ class Executor:
             await self._post(job, event)
 
     async def _post(self, job: Job, event: Event) -> None:
-        """Create an event; one that is refused, as by a quota, is logged: conditions tell the same."""
+        """Create an event; one that is refused, as by a quota, is logged: conditions say the same."""
         try:
             await self.api.create_event(job, event, time.time())
         except ApiError as error:

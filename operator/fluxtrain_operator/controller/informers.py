@@ -127,7 +127,7 @@ class Informers:
 
         Call ``enqueue`` with jobs whose pods, nodes or objects changed.
 
-        ``unreadable`` are told objects that cannot be read.
+        ``unreadable`` gets the objects that cannot be read.
         """
         self._api, self._shared = api, (cache, metrics, unreadable, enqueue)
         self._namespaces = tuple(namespaces) or ("",)

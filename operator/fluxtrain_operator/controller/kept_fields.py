@@ -76,7 +76,7 @@ class Variable(TypedDict, total=False):
 
 
 class Container(TypedDict, total=False):
-    """What is read of a container: what tells the labels of its pod's creation."""
+    """What is read of a container: what shows the labels of its pod's creation."""
 
     name: Any
     env: list[Variable]
@@ -150,8 +150,8 @@ def trimmed(pod: Manifest) -> Manifest:
         "labels": {**(pod["metadata"].get("labels") or {}), **labels},
         "annotations": {**(pod["metadata"].get("annotations") or {}), **created_annotations(pod)},
     }
-    told = {"changedLabels": changed} if changed else {}
-    return {**kind, "metadata": metadata, "spec": spec, **status, **told}
+    shown = {"changedLabels": changed} if changed else {}
+    return {**kind, "metadata": metadata, "spec": spec, **status, **shown}
 
 
 def _trimmed_status(status: Manifest) -> Manifest:
@@ -219,21 +219,21 @@ def created_labels(pod: Manifest) -> dict[str, str]:
 
 
 def created_annotations(pod: Manifest) -> dict[str, str]:
-    """Return the annotations that the spec tells; none of a pod that no job has created."""
+    """Return the annotations that the spec shows; none of a pod that no job has created."""
     _, component, _ = _place(pod)
     if component == names.RENDEZVOUS:
-        told = {
+        shown = {
             names.ANNOTATION_NODES: _argument(pod, NODES_ARGUMENT),
             names.ANNOTATION_ENDED: _argument(pod, ENDED_ARGUMENT),
         }
     elif component == names.TRAINER:
-        told = {
+        shown = {
             names.ANNOTATION_NODES: _variable(pod, NODES),
             names.ANNOTATION_REVISION: _config_map(pod),
         }
     else:
-        told = {}
-    return {key: value for key, value in told.items() if value is not None}
+        shown = {}
+    return {key: value for key, value in shown.items() if value is not None}
 
 
 def _place(pod: Manifest) -> tuple[str, str, str]:

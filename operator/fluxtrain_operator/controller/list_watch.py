@@ -254,7 +254,7 @@ def _error(status: int, path: str, details: object) -> ApiError:
     return error(status, f"{path}: {status}: {details}")
 
 
-# Objects that cannot be read: they are skipped, counted and logged, and an event tells their owner.
+# Objects that cannot be read: they are skipped, counted and logged, and an event informs their owner.
 #
 # An object gets one event per generation from each leader, and Kubernetes drops events after an
 # hour. Objects without a namespace, such as nodes, get none: the operator may create events in
@@ -267,7 +267,7 @@ CreateEvent = Callable[[Reference, Event], Awaitable[None]]
 """Creates an event about an object."""
 REASON = "Unreadable"
 MAX_KNOWN = 1000
-"""Objects that are remembered; of more, the oldest are told again when they are read again."""
+"""Objects that are remembered; of more, the oldest are reported again when they are read again."""
 _EVENTS_PER_SECOND = 5.0
 _MAX_LENGTH = 500
 _MAX_NAME = 253

@@ -15,7 +15,7 @@ from typing import Any
 from fluxtrain.contract.process import FINISH
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import Key
-from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress
+from fluxtrain_operator.base.reports import NO_MEMBERS, MembersReport, Progress
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.work_queue import Pace
 
@@ -224,7 +224,7 @@ SILENT_SECONDS, SILENT_POLLS = 10.0, 3
 _JOBS_PER_SECOND = 100.0
 """Requests per second for all jobs: each costs a millisecond."""
 
-FetchMembers = Callable[[str, int], Awaitable[Heard | None]]
+FetchMembers = Callable[[str, int], Awaitable[MembersReport | None]]
 """Returns which pods the service at an address and port hears of, or None if there is no response."""
 
 
@@ -237,7 +237,7 @@ class _PolledMembers:
     answered: float = 0.0
     num_failed: int = 0
     """Polls since that answer."""
-    heard: Heard = NOT_HEARD
+    heard: MembersReport = NO_MEMBERS
 
 
 class MembersPoller:
@@ -269,10 +269,10 @@ class MembersPoller:
             self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def heard(self, key: Key) -> Heard:
+    def heard(self, key: Key) -> MembersReport:
         """Return which pods of the job are heard of."""
         job = self._jobs.get(key)
-        return job.heard if job else NOT_HEARD
+        return job.heard if job else NO_MEMBERS
 
     async def _poll(self, key: Key, job: _PolledMembers) -> None:
         await self._first_polls.wait()
@@ -283,11 +283,11 @@ class MembersPoller:
             interval = RETRY_SECONDS if job.num_failed else MEMBERS_SECONDS
             await asyncio.sleep(max(interval, len(self._jobs) / _JOBS_PER_SECOND))
 
-    async def _ask(self, key: Key, job: _PolledMembers) -> Heard:
+    async def _ask(self, key: Key, job: _PolledMembers) -> MembersReport:
         pod = next((pod for pod in self._cache.pods(key) if _serves_members(pod)), None)
         if pod is None:
             job.num_failed = 0
-            return NOT_HEARD
+            return NO_MEMBERS
         uid = str(pod["metadata"].get("uid", ""))
         heard = await self._fetch(str(pod["status"]["podIP"]), job.port)
         now = asyncio.get_running_loop().time()
@@ -296,8 +296,8 @@ class MembersPoller:
             return heard
         job.num_failed = job.num_failed + 1 if job.uid == uid else 0
         if job.num_failed >= SILENT_POLLS and now - job.answered >= SILENT_SECONDS:
-            return Heard(silent=frozenset({uid}))
-        return Heard(silent=job.heard.silent - {job.uid})
+            return MembersReport(silent=frozenset({uid}))
+        return MembersReport(silent=job.heard.silent - {job.uid})
 
 
 def _serves_members(pod: Mapping[str, Any]) -> bool:

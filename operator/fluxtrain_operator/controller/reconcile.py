@@ -213,9 +213,9 @@ class Reconciler:
         if state.revision is None or state.revision.name != name:
             metadata = {"name": name, "namespace": job.namespace}
             sought = {"apiVersion": KINDS["ConfigMap"], "kind": "ConfigMap", "metadata": metadata}
-            found = await self.api.get(sought)
-            own = found is not None and is_controlled_by(found, job.uid)
-            state.revision = Revision.from_object(job.name, found) if found and own else None
+            stored = await self.api.get(sought)
+            own = stored is not None and is_controlled_by(stored, job.uid)
+            state.revision = Revision.from_object(job.name, stored) if stored and own else None
         return state.revision
 
     async def _knows_groups(self, job: Job) -> bool:

@@ -297,24 +297,24 @@ def _resolved(schema: Schema, definitions: dict[str, Schema]) -> Schema:
     reference = schema.get("$ref")
     if reference is None:
         return schema
-    beside = {key: value for key, value in schema.items() if key != "$ref"}
-    return {**definitions[reference.rpartition("/")[2]], **beside}
+    rest = {key: value for key, value in schema.items() if key != "$ref"}
+    return {**definitions[reference.rpartition("/")[2]], **rest}
 
 
 def _alternatives(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> Schema:
     """Return the schema of ``X | None``, or of an integer or a word."""
     one, *others = [option for option in schema["anyOf"] if option.get("type") != "null"]
-    beside = {key: value for key, value in schema.items() if key != "anyOf"}
+    rest = {key: value for key, value in schema.items() if key != "anyOf"}
     if others:
         (word,) = others
         bounds = {key: one[key] for key in ("minimum", "maximum")}
         pattern = f"^{word['const']}$"
-        field = _convert({**bounds, "pattern": pattern, **beside}, definitions, defaults)
+        field = _convert({**bounds, "pattern": pattern, **rest}, definitions, defaults)
         return {**field, "x-kubernetes-int-or-string": True}
-    if beside.get("default") is None:
-        beside.pop("default", None)
+    if rest.get("default") is None:
+        rest.pop("default", None)
     return {
-        **_convert({**_resolved(one, definitions), **beside}, definitions, defaults),
+        **_convert({**_resolved(one, definitions), **rest}, definitions, defaults),
         "nullable": True,
     }
 

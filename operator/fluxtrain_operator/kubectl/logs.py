@@ -120,13 +120,13 @@ def stacks(kubectl: Kubectl, name: str) -> tuple[str, list[str]]:
     asked, problems = _ask(kubectl, pods)
     if not asked:
         raise KubectlError("\n".join(problems))
-    found: list[RankStacks] = []
+    printed: list[RankStacks] = []
     for pod, log in zip(asked, _logs(kubectl, asked), strict=True):
         if isinstance(log, KubectlError):
             problems.append(f"{pod.name}: {log}")
         else:
-            found += stacks_of(pod.name, pod.ranks, log)
-    return report(found), problems
+            printed += stacks_of(pod.name, pod.ranks, log)
+    return report(printed), problems
 
 
 def _running_pods(kubectl: Kubectl, name: str) -> list[str]:

@@ -201,7 +201,7 @@ _REMEDIES = {  # reasons whose message says it already are left out
     "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
     "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
     "UnfitNode": (
-        "The operator replaces the pod; the message tells whether the device or the link to other nodes is "
+        "The operator replaces the pod; the message says whether the device or the link to other nodes is "
         "slow. If the node is as it should be, raise spec.run.preflight.factor."
     ),
     "UnhealthyGPU": "The operator replaces the pod; drain or repair the node.",

@@ -43,13 +43,13 @@ def timeline(kubectl: Kubectl, name: str) -> str:
 
 def entries(objects: JobObjects) -> list[Entry]:
     """Return all entries, oldest first; those of one second in the order job, conditions, pods, events."""
-    found = [
+    listed = [
         *_job(objects.job),
         *_conditions(objects.job),
         *(entry for pod in objects.pods for entry in _pod(pod)),
         *map(_event, objects.events),
     ]
-    return sorted(found, key=lambda entry: int(entry.time))
+    return sorted(listed, key=lambda entry: int(entry.time))
 
 
 def table(listed: list[Entry], now: float) -> str:

@@ -30,12 +30,12 @@ def why(kubectl: Kubectl, name: str) -> str:
 def explanation(objects: JobObjects, now: float) -> str:
     """Return the paragraph about the job of ``objects`` at the Unix time ``now``."""
     facts = Facts(objects, now)
-    found = finding(facts)
+    first = finding(facts)
     phase = f" ({facts.phase})" if facts.phase else ""
     sentences = [
-        _sentence(f"{facts.namespace}/{facts.name}{phase} {found.text}"),
-        found.remedy,
-        _health(facts, found.text),
+        _sentence(f"{facts.namespace}/{facts.name}{phase} {first.text}"),
+        first.remedy,
+        _health(facts, first.text),
         _node_faults(facts),
         _excluded(facts),
         _restarts(facts),
@@ -194,8 +194,8 @@ class Facts:
         """Return why pods of this attempt, or the rendezvous pod, do not run; the first of each kind."""
         present = [manifest for _, manifest in self.trainers]
         present += [m for m in self.objects.pods if _component(m) == names.RENDEZVOUS]
-        found = (problem_of(pod, self.objects.events, self.now) for pod in present)
-        return tuple(problem for problem in found if problem is not None)
+        problems = (problem_of(pod, self.objects.events, self.now) for pod in present)
+        return tuple(problem for problem in problems if problem is not None)
 
     def age(self, time: object) -> float | None:
         """Return the seconds since the timestamp ``time``; None if it is none."""
@@ -241,8 +241,8 @@ Rule = Callable[[Facts], Finding | None]
 
 def finding(facts: Facts) -> Finding:
     """Return the finding of the first rule that applies."""
-    found = (rule(facts) for rule in RULES)
-    return next((one for one in found if one is not None), _other(facts))
+    findings = (rule(facts) for rule in RULES)
+    return next((one for one in findings if one is not None), _other(facts))
 
 
 def deleted(facts: Facts) -> Finding | None:
@@ -433,12 +433,12 @@ def _old_step(facts: Facts) -> str:
 
 def _straggler(facts: Facts) -> Finding:
     """Return an addition about the rank that all others wait for; empty without one."""
-    found = facts.progress.get("straggler")
-    if not found:
+    slowest = facts.progress.get("straggler")
+    if not slowest:
         return Finding("")
-    node = found.get("node")
-    text = f"; rank {found.get('rank')} in {found.get('pod')} on {node}"
-    slowdown, cause = f"{found.get('slowdown')} times as long", found.get("cause")
+    node = slowest.get("node")
+    text = f"; rank {slowest.get('rank')} in {slowest.get('pod')} on {node}"
+    slowdown, cause = f"{slowest.get('slowdown')} times as long", slowest.get("cause")
     does = STRAGGLER_TEXTS.get(cause, STRAGGLER_TEXTS[COMPUTE]).format(slowdown)
     if cause == DATA:
         todo = f"Check the storage and the free CPUs of {node}, or raise spec.run.data.num_workers."

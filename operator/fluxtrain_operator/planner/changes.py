@@ -142,7 +142,7 @@ def _undesired(situation: Situation) -> Iterator[Delete]:
 
 
 def _kept_config_maps(situation: Situation) -> Iterator[str]:
-    """Yield the config maps to keep beside that of the revision: those of pods, and the one before."""
+    """Yield the config maps to keep, apart from that of the revision: those of pods, and the one before."""
     status = situation.job.status
     unchanged = situation.revision.name == status.revision
     before = status.previous_revision if unchanged else status.revision

@@ -57,13 +57,13 @@ def new_faults(
 ) -> list[NodeFault]:
     """Return the faults that the status does not have yet: one for each pod."""
     known = situation.job.status.node_faults
-    found = [
+    attributed = [
         *_lost(situation, deletions),
         *_not_killed(situation),
         *_ended(situation),
         *_stalled(situation, decision),
     ]
-    new = [fault for fault in found if not any(_is_same(fault, other) for other in known)]
+    new = [fault for fault in attributed if not any(_is_same(fault, other) for other in known)]
     kept = _newest([*known, *new])
     return [fault for fault in new if fault in kept]
 
@@ -217,8 +217,8 @@ def next_retries(
 
 def repeated_failure(situation: Situation) -> tuple[str, str] | None:
     """Return reason and message of the pods that failed most often in a row; None if none did twice."""
-    found = [*_failing(situation), *_failed_before(situation)]
-    count, reason, message = max(found, default=(0, "", ""))
+    repeated = [*_failing(situation), *_failed_before(situation)]
+    count, reason, message = max(repeated, default=(0, "", ""))
     return (reason, message) if count >= _REPORTED_FROM else None
 
 

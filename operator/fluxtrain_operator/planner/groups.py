@@ -25,7 +25,7 @@ _FEWEST_PLACES = 2
 
 
 def num_places_taken(situation: Situation) -> int:
-    """Return how many places of the group no new pod can have now, beside those of active pods."""
+    """Return how many places of the group no new pod can have now, apart from those of active pods."""
     return len(situation.lost_members) + len(_held_by_previous(situation))
 
 
@@ -123,7 +123,7 @@ def _is_admittable(situation: Situation, pod: Pod) -> bool:
 
 # Places of nodes, such as racks, by which the rendezvous service orders ranks.
 #
-# The rendezvous pod is told the order of all nodes that the job could run on, so that it need not
+# The rendezvous pod gets the order of all nodes that the job could run on, so that it need not
 # be replaced when a pod moves to another node.
 
 

@@ -15,7 +15,12 @@ from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Revision
 from fluxtrain_operator.base.names import Transition, items, mapping, mappings, seconds
 from fluxtrain_operator.base.node_health import KNOWN_MARKS, NO_DISTRUST, Distrust, NodeMarks
-from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress, read_termination_message
+from fluxtrain_operator.base.reports import (
+    NO_MEMBERS,
+    MembersReport,
+    Progress,
+    read_termination_message,
+)
 
 # Why an object of a job cannot be created: its name is in use, or the API server rejects it.
 
@@ -149,7 +154,7 @@ def is_controlled_by(manifest: Mapping[str, Any], uid: object) -> bool:
 
 
 TRANSITION = "transition"
-"""Key under which the cache keeps the newest transition of a pod, beside its metadata and status."""
+"""Key under which the cache keeps the newest transition of a pod, next to its metadata and status."""
 _INIT_CONTAINER = "initContainer"
 """Key of the name in the state of an init container."""
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
@@ -303,8 +308,8 @@ class NodeView:
     """Unix time since which the operator has seen that it is; 0 if unknown."""
     since: float = 0.0
     """Unix time of the last change of ``ready``, by the operator's clock in the cache; 0 if unknown."""
-    told_since: float = 0.0
-    """``since`` by the clock of whoever told it."""
+    reported_since: float = 0.0
+    """``since`` by the clock of whoever reported it."""
     has_gpus: bool = False
     gone: bool = False
     """Whether the node was deleted while it had pods."""
@@ -335,7 +340,7 @@ class NodeView:
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             hostname=str(hostname) if hostname and hostname != name else "",
             since=since,
-            told_since=since,
+            reported_since=since,
             has_gpus=any(map(_is_gpu, mapping(status, "capacity").items())),
             labels={intern(str(key)): intern(str(value)) for key, value in labels.items()},
         )
@@ -351,12 +356,12 @@ class Observed:
     kept_rendezvous: tuple[Pod, ...] = ()
     """Earlier rendezvous pods, which finalizers of others keep."""
     final_pod: Pod | None = None
-    """The last pod that told rank 0's progress when it ended, and is gone."""
+    """The last pod that reported rank 0's progress when it ended, and is gone."""
     progress: Progress | None = None
     """Rank 0's answer at /progress; None if it did not answer."""
     any_progress: Progress | None = None
     """Answer of any rank, rank 0's if it answered; None if no trainer answered."""
-    heard: Heard = NOT_HEARD
+    heard: MembersReport = NO_MEMBERS
     """Which pods the rendezvous service hears of."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """Nodes by name; a missing one counts as healthy."""

@@ -55,9 +55,9 @@ def next_restarts(
 def _process_causes(situation: Situation) -> Counter[str]:
     """Return how many restarts of processes are charged now, by the causes that agents tell."""
     charged = max(0, situation.charged_restarts - situation.charged_before)
-    told = Counter([restart.cause for restart in situation.new_process_restarts][:charged])
-    told[PROCESS_FAILED] += charged - told.total()  # no list: a forged status may have billions
-    return told
+    causes = Counter([restart.cause for restart in situation.new_process_restarts][:charged])
+    causes[PROCESS_FAILED] += charged - causes.total()  # no list: a forged status may have billions
+    return causes
 
 
 def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:

@@ -80,8 +80,8 @@ def processes_failed(situation: Situation) -> Decision | None:
     """Fail the job after an error of processes that agents have restarted, but that must not be restarted."""
     if EXIT_ERROR in situation.job.spec.restart.on_exit_codes:
         return None
-    told = situation.new_process_restarts
-    failed = next((restart for restart in told if restart.cause == PROCESS_FAILED), None)
+    new = situation.new_process_restarts
+    failed = next((restart for restart in new if restart.cause == PROCESS_FAILED), None)
     if failed is None:
         return None
     pod = next((pod.name for pod in situation.current if pod.uid == failed.pod), "")

@@ -18,7 +18,7 @@ from fluxtrain.contract.resource.status import (
 )
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import seconds, stamp
-from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress
+from fluxtrain_operator.base.reports import MembersReport, ProcessRestart, Progress
 from fluxtrain_operator.planner.guard import START_ERROR, Failure, Guard, Reason, failure_of
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.resources import supporting
@@ -186,7 +186,7 @@ class Situation:
         return pod.revision != self.revision.name
 
     def matches_spec(self, pod: Pod) -> bool:
-        """Return whether ``pod`` was created for the spec: its revision tells it, if that is known."""
+        """Return whether ``pod`` was created for the spec: by its revision, if that is known."""
         known = (self.observed.revision, self.job.spec_revision)
         stored = next((r for r in known if r is not None and r.name == pod.revision), None)
         return self.job.matches_hash(pod.spec_hash if stored is None else stored.spec_hash)
@@ -368,10 +368,10 @@ def true_since(condition: Condition | None) -> float | None:
 
 # Rank 0's newest report: its answer at /progress, or a termination message, which may be newer.
 #
-# A pod may end and be deleted before the operator plans again: what it told last counts until a
+# A pod may end and be deleted before the operator plans again: what it reported last counts until a
 # rank 0 answers.
 #
-# A trainer tells when it made steps by its own clock, which may differ from the operator's by
+# A trainer reports when it made steps by its own clock, which may differ from the operator's by
 # hours, and how long before the report the last one was.
 
 
@@ -392,21 +392,21 @@ class Report:
     @cached_property
     def last_step_time(self) -> float | None:
         """Return the Unix time of the last step; None before a step."""
-        told, since = self._told_last, self.progress.seconds_since_step
-        if told is None or since is None:
-            return told
+        last, since = self._reported_last, self.progress.seconds_since_step
+        if last is None or since is None:
+            return last
         return max(0.0, self.time - max(0.0, since))
 
     @property
     def first_step_time(self) -> float | None:
         """Return the Unix time of the first step of the same processes; None before it."""
         first = seconds(self.progress.status.first_step_time)
-        if first is None or self._told_last is None or self.last_step_time is None:
+        if first is None or self._reported_last is None or self.last_step_time is None:
             return None
-        return self.last_step_time - (self._told_last - first)
+        return self.last_step_time - (self._reported_last - first)
 
     @property
-    def _told_last(self) -> float | None:
+    def _reported_last(self) -> float | None:
         return seconds(self.progress.status.last_step_time)
 
     def follows(self, before: ProgressStatus | None) -> bool:
@@ -419,7 +419,7 @@ class Report:
     def status_after(self, before: ProgressStatus | None, pods: Sequence[Pod]) -> ProgressStatus:
         """Return the progress for the status, with the straggler if it runs in one of ``pods``.
 
-        The time of the last step is that of ``before`` if it is the same step: each report tells another one.
+        The time of the last step is that of ``before`` if it is the same step: each report has another one.
         """
         status, last = self.progress.status, self.last_step_time
         time, straggler = status.last_step_time, self._straggler(pods)
@@ -432,16 +432,16 @@ class Report:
 
     def _straggler(self, pods: Sequence[Pod]) -> StragglerStatus | None:
         """Return the straggler; None if there is none, or if it runs in none of ``pods``."""
-        found = self.progress.straggler
-        pod = next((pod for pod in pods if found and pod.uid == found.pod), None)
-        if found is None or pod is None:
+        slowest = self.progress.straggler
+        pod = next((pod for pod in pods if slowest and pod.uid == slowest.pod), None)
+        if slowest is None or pod is None:
             return None
         return StragglerStatus(
-            rank=found.rank,
+            rank=slowest.rank,
             pod=pod.name,
             node=pod.node,
-            cause=found.cause,
-            slowdown=found.slowdown,
+            cause=slowest.cause,
+            slowdown=slowest.slowdown,
         )
 
 
@@ -465,13 +465,15 @@ def newest_report(observed: Observed, now: float) -> Report | None:
 # Restarts of processes that agents tell the rendezvous service: each is counted once.
 #
 # A generation ends at most once, and all agents tell its end before a later one can fail. So those
-# after the newest counted generation of the attempt are new, whoever tells them, and however often.
+# after the newest counted generation of the attempt are new, whoever reports them, and however often.
 
 
 MAX_COUNT = 2**31 - 1
 
 
-def new_restarts(before: Restarts, heard: Heard, attempt: int) -> tuple[ProcessRestart, ...]:
+def new_restarts(
+    before: Restarts, heard: MembersReport, attempt: int
+) -> tuple[ProcessRestart, ...]:
     """Return the restarts in ``heard`` that ``before`` does not count, by generation."""
     counted = before.counted
     if counted is None or not counted.attempt == attempt == heard.attempt:
@@ -479,7 +481,7 @@ def new_restarts(before: Restarts, heard: Heard, attempt: int) -> tuple[ProcessR
     return tuple(r for r in heard.restarts if r.generation > counted.generation)
 
 
-def next_counted(before: Restarts, heard: Heard, attempt: int) -> CountedRestarts | None:
+def next_counted(before: Restarts, heard: MembersReport, attempt: int) -> CountedRestarts | None:
     """Return how far the restarts of ``attempt`` are counted with those in ``heard``.
 
     If the count was lost with the status in the middle of an attempt, it begins with the first answer; until

@@ -62,7 +62,7 @@ _VALUES: dict[bool | None, Literal["True", "False", "Unknown"]] = {
 
 
 class FaultRecords(NamedTuple):
-    """What a status keeps of faults, beside their counts."""
+    """What a status keeps of faults, next to their counts."""
 
     node_faults: list[NodeFault]
     retries: list[Retry]
@@ -409,8 +409,8 @@ def with_times(situation: Situation, decision: Decision, status: Status) -> Stat
     """
     before = situation.job.status
     times = {"time_spent": before.time_spent, "goodput": before.goodput, "eta": before.eta}
-    told = {"progress": before.progress, "log_heads": before.log_heads}
-    unchanged = status.model_copy(update={**times, **told})
+    reported = {"progress": before.progress, "log_heads": before.log_heads}
+    unchanged = status.model_copy(update={**times, **reported})
     is_due = situation.now >= _write_time(situation) or _has_final_steps(situation)
     is_new = is_due and (status.progress, status.log_heads) != (before.progress, before.log_heads)
     if unchanged == before and not is_new:
@@ -500,12 +500,12 @@ def next_heads(before: Sequence[LogHead], progress: Progress | None, now: float)
     """Return ``before`` with the head in ``progress``, if its chain is longer than all that were seen.
 
     What was seen first stays: a chain only grows. Of too many, the one nearest to its neighbours in time
-    goes, by the operator's clock: many heads that are told later do not displace those told before.
+    goes, by the operator's clock: many heads that are reported later do not displace those before.
     """
-    told = progress.log_head if progress is not None else None
-    if told is None or (before and told[0] <= before[-1].records):
+    head = progress.log_head if progress is not None else None
+    if head is None or (before and head[0] <= before[-1].records):
         return list(before)
-    heads = [*before, LogHead(records=told[0], sha256=told[1], time=stamp(now))]
+    heads = [*before, LogHead(records=head[0], sha256=head[1], time=stamp(now))]
     while len(heads) > MAX_LOG_HEADS:
         between = range(1, len(heads) - 1)
         del heads[min(between, key=lambda at: _seen(heads[at + 1]) - _seen(heads[at - 1]))]

@@ -4,7 +4,7 @@ A rank measures the time since its progress by its own monotonic clock. If it is
 reports it through the rendezvous service. A job is never restarted because neither answers: a firewall or a
 service mesh may be the cause, and the job may well train. Nor is it while a
 lost node or the rendezvous pod is replaced: the peers of a lost node hang until the rendezvous service, which
-may have been on that node too, tells their agents.
+may have been on that node too, ends their generation.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ SCRATCH_PATH = "/tmp"
 _WRITING_TASKS = ("prepare", "preprocess")
 """Tasks whose result is a data set at /data."""
 _RECORDS_BYTES = 1 << 20
-"""For the config and the records beside images, and for whole pages."""
+"""For the config and the records next to images, and for whole pages."""
 _GIB = 1 << 30
 
 
@@ -112,7 +112,7 @@ def _source(volume: Volume | None) -> Manifest:
 
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 """Default requests, without snapshots and weights in host memory. They are small, so that every node with
-that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU beside pods
+that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU next to pods
 that request some."""
 
 
@@ -143,8 +143,8 @@ def _defaults(job: Job) -> dict[str, str]:
     gpus = job.spec.gpus_per_node
     if gpus == 0:
         return {}
-    beside = snapshot_bytes_of(job) + gpus * sum(host_sizes(job.config))
-    memory = MEMORY_PER_GPU_GIB * gpus + round(beside / _GIB)
+    extra = snapshot_bytes_of(job) + gpus * sum(host_sizes(job.config))
+    memory = MEMORY_PER_GPU_GIB * gpus + round(extra / _GIB)
     return {"cpu": str(CPUS_PER_GPU * gpus), "memory": f"{memory}Gi"}
 
 

@@ -24,7 +24,7 @@ from fluxtrain.contract.resource.status import ProgressStatus
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import Key, stamp
-from fluxtrain_operator.base.reports import Heard, Progress, RankProgress
+from fluxtrain_operator.base.reports import MembersReport, Progress, RankProgress
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.pollers import (
     MEMBERS_SECONDS,
@@ -409,8 +409,8 @@ def test_very_many_pods_without_a_response_are_polled_less_often(
 
 
 NOBODY = frozenset[str]()
-LOST = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
-FINE = Heard(frozenset({"pod-0", "pod-1"}))
+LOST = MembersReport(frozenset({"pod-0"}), frozenset({"pod-1"}))
+FINE = MembersReport(frozenset({"pod-0", "pod-1"}))
 
 
 def rendezvous_pod(uid: str = "rdzv", **changes: Any) -> dict[str, Any]:
@@ -425,7 +425,7 @@ class MembersPolling:
     """A poller of one job whose rendezvous service gives ``answer``."""
 
     def __init__(self) -> None:
-        self.answer: Heard | None = FINE
+        self.answer: MembersReport | None = FINE
         self.requests: list[tuple[str, int]] = []
         self.changed: list[Key] = []
         self.cache = Cache()
@@ -433,11 +433,11 @@ class MembersPolling:
         self.cache.set_pod(rendezvous_pod())
         self.poller = MembersPoller(self.cache, self.fetch, self.changed.append)
 
-    async def fetch(self, address: str, port: int) -> Heard | None:
+    async def fetch(self, address: str, port: int) -> MembersReport | None:
         self.requests.append((address, port))
         return self.answer
 
-    async def polls(self, number: int, answer: Heard | None) -> frozenset[str]:
+    async def polls(self, number: int, answer: MembersReport | None) -> frozenset[str]:
         """Return the silent pods after ``number`` further polls with ``answer``."""
         self.answer = answer
         self.poller.start(KEY, PORT)
@@ -458,7 +458,7 @@ def poll_members(scenario: Callable[[MembersPolling], Awaitable[None]]) -> None:
 
 def test_lost_agents_are_reported_once_until_they_return() -> None:
     async def scenario(p: MembersPolling) -> None:
-        assert p.poller.heard(KEY) == Heard()
+        assert p.poller.heard(KEY) == MembersReport()
         assert await p.polls(3, FINE) == NOBODY
         assert set(p.requests) == {("10.0.0.9", PORT)}
         assert p.changed == [KEY]
@@ -469,7 +469,7 @@ def test_lost_agents_are_reported_once_until_they_return() -> None:
         assert p.poller.heard(KEY).alive == {"pod-0", "pod-1"}
         p.poller.stop(KEY)
         p.poller.stop(KEY)
-        assert p.poller.heard(KEY) == Heard()
+        assert p.poller.heard(KEY) == MembersReport()
 
     poll_members(scenario)
 

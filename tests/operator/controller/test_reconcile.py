@@ -28,7 +28,7 @@ from fluxtrain.contract.resource.status import (
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
@@ -88,7 +88,7 @@ class RecordingStore(ObjectStore):
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         await self._record("event", event.reason, job.name)
 
-    async def fetch_members(self, address: str, port: int) -> Heard | None:
+    async def fetch_members(self, address: str, port: int) -> MembersReport | None:
         return None
 
     async def fetch_progress(self, address: str, port: int) -> Progress | None:

@@ -11,7 +11,7 @@ from fluxtrain.contract.resource.status import ProgressStatus, Status
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import ANNOTATION_APPLIED, stamp
-from fluxtrain_operator.base.reports import Heard, Progress
+from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan
 from fluxtrain_operator.resources import DISRUPTION_BUDGET, supporting
@@ -19,7 +19,7 @@ from fluxtrain_operator.resources.scheduling import gang_of
 
 NOW = 1_800_000_000.0
 LONG_AGO = NOW - 7200
-OPEN = Heard(attempt=0)
+OPEN = MembersReport(attempt=0)
 """The answer of a rendezvous service that no agent of this attempt has reached yet."""
 PENDING: dict[str, Any] = {"phase": "Pending", "started": None, "ready": False}
 SUCCEEDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "finished": NOW, "ready": False}

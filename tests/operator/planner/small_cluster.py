@@ -31,7 +31,7 @@ from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import Transition, seconds, stamp, transition
 from fluxtrain_operator.base.node_health import Distrust, Fault, ordered, score
-from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress, RankProgress
+from fluxtrain_operator.base.reports import MembersReport, ProcessRestart, Progress, RankProgress
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Reason
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, load, plan, revision_to_read
@@ -213,7 +213,7 @@ class NodeClocks:
     def _node(self, node: NodeView, now: float) -> NodeView:
         told = node.since + self.offsets[node.name]
         newest = self._transition(node.name, told, node.created, now)
-        return replace(node, since=newest.time, told_since=told)
+        return replace(node, since=newest.time, reported_since=told)
 
     def _transition(self, name: str, told: float, created: float, now: float) -> Transition:
         """Return the transition that the leader knows; a watch that lags may tell an older one again."""
@@ -481,10 +481,10 @@ class SmallCluster:
         is_up = self.store is not None and self.store.running and self._reaches(self.store)
         return self.store if is_up and self.mute.members != "all" else None
 
-    def _heard(self) -> Heard:
+    def _heard(self) -> MembersReport:
         """Return the members that the rendezvous service reports, if it answers."""
         if self._service() is None:
-            return Heard()
+            return MembersReport()
         running = {pod.uid for pod in self.pods.values() if pod.running}
         alive = {pod.uid for pod in self._gang()}
         lost = running - alive
@@ -497,8 +497,8 @@ class SmallCluster:
             for generation, pod in sorted(self._restarts(attempt).items())
         )
         if len(lost) > len(alive):
-            return Heard(attempt=attempt, restarts=restarts)
-        return Heard(frozenset(alive), frozenset(lost), attempt, restarts)
+            return MembersReport(attempt=attempt, restarts=restarts)
+        return MembersReport(frozenset(alive), frozenset(lost), attempt, restarts)
 
     def _restarts(self, attempt: int) -> dict[int, str]:
         """Return the restarts of ``attempt`` that the service has heard of; a new one starts empty."""

@@ -41,7 +41,7 @@ from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.node_health import Distrust, Fault, Score, ordered, score
-from fluxtrain_operator.base.reports import Heard, RankProgress
+from fluxtrain_operator.base.reports import MembersReport, RankProgress
 from fluxtrain_operator.planner.guard import Reason, control_plane_outage
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan, plan
@@ -261,7 +261,7 @@ def test_the_rendezvous_pod_is_replaced_unless_that_could_split_the_training() -
     assert grace["job-rendezvous"] is None, "pods on lost nodes may still train"
 
 
-SILENT = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
+SILENT = MembersReport(frozenset({"pod-0"}), frozenset({"pod-1"}))
 
 
 def test_a_silent_pod_is_replaced_on_another_node_before_its_node_is_not_ready() -> None:
@@ -289,13 +289,15 @@ def test_a_silent_rendezvous_pod_is_replaced_by_force_unless_that_could_split_th
     None
 ):
     job = running()
-    result = plan_with(job, *make_pods(), nodes=nodes(), heard=Heard(silent=frozenset({"rdzv"})))
+    result = plan_with(
+        job, *make_pods(), nodes=nodes(), heard=MembersReport(silent=frozenset({"rdzv"}))
+    )
     assert [(d.name, d.grace_seconds) for d in result.delete] == [("job-rendezvous", 0)]
     both = plan_with(
         job,
         *make_pods(),
         nodes=nodes(),
-        heard=Heard(frozenset({"pod-0"}), frozenset({"rdzv", "pod-1"})),
+        heard=MembersReport(frozenset({"pod-0"}), frozenset({"rdzv", "pod-1"})),
     )
     grace = {d.name: d.grace_seconds for d in both.delete}
     assert grace == {"job-1": None, "job-rendezvous": None}
@@ -323,11 +325,11 @@ def test_a_silent_pod_is_replaced_without_any_view_of_nodes() -> None:
 
 @pytest.mark.parametrize("answer", [progress(61), None], ids=["old", "none"])
 def test_a_pod_whose_agent_is_alive_stays_on_a_node_that_is_not_ready(answer: object) -> None:
-    alive = Heard(alive=frozenset({"pod-0", "pod-1"}))
+    alive = MembersReport(alive=frozenset({"pod-0", "pod-1"}))
     result = plan_with(running(), *make_pods(), nodes=nodes("node-1"), progress=answer, heard=alive)
     assert deleted(result) == []
     assert condition(result.status, "Healthy") == ("False", "NodeNotReady")
-    one = Heard(frozenset({"pod-1"}), frozenset({"pod-0"}))
+    one = MembersReport(frozenset({"pod-1"}), frozenset({"pod-0"}))
     state = nodes("node-0", "node-1")
     result = plan_with(running(), *make_pods(), nodes=state, progress=answer, heard=one)
     assert deleted(result) == ["job-0"]
@@ -516,7 +518,9 @@ def test_silent_pods_are_replaced_unless_more_nodes_are_silent_than_heard(
 ) -> None:
     job = running(3, nodes={"min": 1, "max": 3})
     pods = [make_pod(index, job, node=name) for index, name in enumerate(nodes_of_pods)]
-    heard = Heard(*(frozenset(f"pod-{index}" for index in some) for some in (alive, silent)))
+    heard = MembersReport(
+        *(frozenset(f"pod-{index}" for index in some) for some in (alive, silent))
+    )
     state = {name: NodeView(name) for name in "abcde"}
     result = plan_with(job, *pods, nodes=state, heard=heard)
     assert deleted(result) == ([f"job-{index}" for index in silent] if replaced else [])
@@ -564,7 +568,7 @@ def test_faults_of_nodes_whose_pods_are_replaced(
 
 
 def test_the_loss_of_an_agent_on_a_ready_node_is_a_fault_of_the_node() -> None:
-    heard = Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))
+    heard = MembersReport(frozenset({"pod-0"}), frozenset({"pod-1"}))
     result = plan_with(
         running(), *make_pods(), nodes=nodes_with(), heard=heard, progress=progress(num_nodes=1)
     )

@@ -34,7 +34,7 @@ from tests.operator.planner.small_cluster import (
 from fluxtrain.contract.resource.status import Restarts, Status
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job
-from fluxtrain_operator.base.reports import NOT_HEARD
+from fluxtrain_operator.base.reports import NO_MEMBERS
 from fluxtrain_operator.controller import kept_fields
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.planner import changes, situation
@@ -504,7 +504,7 @@ def keeps_disruption_budgets(job: Job, observed: Observed, now: float) -> Plan:
 
 
 def restarts_all_pods_for_one(job: Job, observed: Observed, now: float) -> Plan:
-    return plan(job, replace(observed, heard=NOT_HEARD), now)
+    return plan(job, replace(observed, heard=NO_MEMBERS), now)
 
 
 def charges_each_pod(job: Job, observed: Observed, now: float) -> Plan:

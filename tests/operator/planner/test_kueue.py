@@ -41,7 +41,7 @@ from fluxtrain.contract.process import place_of, read_places, write_places
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import Heard, Progress, RankProgress
+from fluxtrain_operator.base.reports import MembersReport, Progress, RankProgress
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
 
@@ -325,7 +325,9 @@ def test_a_job_with_gpus_is_told_nodes_with_gpus_that_exist() -> None:
     assert argument(result) == write_places({"gpu": "r1"})
 
 
-def replaced(job: Job, nodes: dict[str, NodeView], heard: Heard = START, **changes: Any) -> bool:
+def replaced(
+    job: Job, nodes: dict[str, NodeView], heard: MembersReport = START, **changes: Any
+) -> bool:
     """Whether the rendezvous pod is replaced, whose pod was created at NOW - 60."""
     pods = changes.pop("pods", make_pods(2, job, created=NOW - 60))
     service = rendezvous(job, created=NOW - 60, started=NOW - 50)
@@ -360,9 +362,9 @@ def test_it_is_kept_for_a_new_node_without_the_label() -> None:
 
 
 @pytest.mark.parametrize(
-    "heard", [OPEN, Heard(), replace(OPEN, generation=1), replace(OPEN, generation=9)]
+    "heard", [OPEN, MembersReport(), replace(OPEN, generation=1), replace(OPEN, generation=9)]
 )
-def test_it_is_kept_once_agents_have_met_and_without_an_answer(heard: Heard) -> None:
+def test_it_is_kept_once_agents_have_met_and_without_an_answer(heard: MembersReport) -> None:
     assert not replaced(rack_job(), NEW, heard)
 
 

@@ -36,7 +36,7 @@ from fluxtrain.contract.resource.status import Restarts
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import NOT_HEARD, Heard, Progress, RankProgress
+from fluxtrain_operator.base.reports import NO_MEMBERS, MembersReport, Progress, RankProgress
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.plan import Plan
 
@@ -319,11 +319,13 @@ def test_a_group_that_cannot_replace_a_pod_is_queued_again_and_charged() -> None
     assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (1, 0))
 
 
-OPEN = Heard(attempt=1)
+OPEN = MembersReport(attempt=1)
 
 
-@pytest.mark.parametrize("heard", [OPEN, Heard(attempt=0)], ids=["this attempt", "no agent yet"])
-def test_the_others_regroup_whatever_attempt_the_service_knows(heard: Heard) -> None:
+@pytest.mark.parametrize(
+    "heard", [OPEN, MembersReport(attempt=0)], ids=["this attempt", "no agent yet"]
+)
+def test_the_others_regroup_whatever_attempt_the_service_knows(heard: MembersReport) -> None:
     job = four()
     pods = *others(job, 1), failed(1, job=job, **OOM)
     result = plan_with(job, *pods, heard=heard, progress=progress())
@@ -335,15 +337,15 @@ def test_the_answer_of_a_service_that_runs_is_awaited_for_a_limited_time() -> No
     """A new leader has not asked it yet."""
     job = four()
     pods = *others(job, 1), failed(1, job=job, **OOM)
-    waiting = plan_with(job, *pods, heard=NOT_HEARD, progress=progress())
+    waiting = plan_with(job, *pods, heard=NO_MEMBERS, progress=progress())
     assert (waiting.delete, charged_and_free(waiting.status)) == ((), (0, 0))
     assert waiting.requeue_after == pytest.approx(29.0)
     answered = plan_with(job, *pods, heard=OPEN, progress=progress(), now=NOW + 20)
     assert (deleted(answered), is_gang_restart(answered)) == (["job-1"], False)
-    late = plan_with(job, *pods, heard=NOT_HEARD, progress=progress(), now=NOW + 29)
+    late = plan_with(job, *pods, heard=NO_MEMBERS, progress=progress(), now=NOW + 29)
     assert is_gang_restart(late)
     for service in (None, rendezvous(job, **PENDING), rendezvous(job, deleting=True)):
-        result = plan_with(job, *pods, heard=NOT_HEARD, rendezvous=service, progress=progress())
+        result = plan_with(job, *pods, heard=NO_MEMBERS, rendezvous=service, progress=progress())
         assert not is_gang_restart(result), "the next one answers"
         assert "job-1" in deleted(result)
 

@@ -37,7 +37,7 @@ from fluxtrain.contract.resource.status import Restarts, Retry
 from fluxtrain.errors import EXIT_STOPPED
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import stamp
-from fluxtrain_operator.base.reports import Heard, ProcessRestart, Progress
+from fluxtrain_operator.base.reports import MembersReport, ProcessRestart, Progress
 from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.resources import Slot, training_pod
 
@@ -133,15 +133,15 @@ def test_a_job_that_lost_all_nodes_later_has_no_pending_deadline() -> None:
     assert plan_with(job, *waiting, now=NOW + 6000).status.phase == "Restarting"
 
 
-def told(*generations: int, attempt: int = 1, cause: str = "ProcessKilled") -> Heard:
+def told(*generations: int, attempt: int = 1, cause: str = "ProcessKilled") -> MembersReport:
     """Return the answer of a rendezvous service that lists restarts after these generations."""
     restarts = tuple(ProcessRestart(generation, cause, "pod-1") for generation in generations)
-    return Heard(attempt=attempt, restarts=restarts)
+    return MembersReport(attempt=attempt, restarts=restarts)
 
 
-SILENCE = Heard()
+SILENCE = MembersReport()
 KILLED, FAILED = "ProcessKilled", "ProcessFailed"
-Reports = list[tuple[Heard, int]]
+Reports = list[tuple[MembersReport, int]]
 """What the service and rank 0, by number of its restarts, report one after the other."""
 
 

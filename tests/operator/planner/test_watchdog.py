@@ -48,7 +48,7 @@ from fluxtrain.contract.resource.status import (
 )
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import seconds, stamp
-from fluxtrain_operator.base.reports import Heard, Progress, RankProgress, Straggler
+from fluxtrain_operator.base.reports import MembersReport, Progress, RankProgress, Straggler
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.planner.observed import Observed, Pod
 from fluxtrain_operator.planner.plan import plan
@@ -275,8 +275,8 @@ def test_a_job_with_too_few_nodes_has_no_deadline() -> None:
     assert plan_with(job, *pods, now=NOW + 10**6).status.attempt == 1
 
 
-SILENT_SERVICE: dict[str, Any] = {"heard": Heard(silent=frozenset({"rdzv"}))}
-SILENT_NODE: dict[str, Any] = {"heard": Heard(frozenset({"pod-0"}), frozenset({"pod-1"}))}
+SILENT_SERVICE: dict[str, Any] = {"heard": MembersReport(silent=frozenset({"rdzv"}))}
+SILENT_NODE: dict[str, Any] = {"heard": MembersReport(frozenset({"pod-0"}), frozenset({"pod-1"}))}
 LEAVING: dict[str, Any] = {"deleting": True, "deletion_deadline": NOW + 100}
 
 

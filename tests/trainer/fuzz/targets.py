@@ -28,7 +28,7 @@ from fluxtrain.data.pictures.folder import read_caption
 from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.rendezvous.messages import Heartbeat, Reply
 from fluxtrain.runtime.safetensors import read_header
-from fluxtrain_operator.base.reports import Heard, Progress, read_termination_message
+from fluxtrain_operator.base.reports import MembersReport, Progress, read_termination_message
 
 
 def _images() -> list[bytes]:
@@ -184,7 +184,7 @@ def targets() -> dict[str, Target]:
         "reply": Target("a", _message(Reply), _texts('{"boot": "a", "world": ["b"]}'), True),
         "progress": Target("a", _json_of(Progress.from_json), _texts(json.dumps(_PROGRESS))),
         "agents": Target("a", _json_of(Progress.from_agents), _texts(json.dumps(_PROGRESS))),
-        "members": Target("a", _json_of(Heard.from_json), _texts('{"agents": {"a": {}}}')),
+        "members": Target("a", _json_of(MembersReport.from_json), _texts('{"agents": {"a": {}}}')),
         "termination": Target(
             "a",
             lambda path: read_termination_message(path.read_text(errors="replace")),
