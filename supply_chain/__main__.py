@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fluxtrain import __version__
 from supply_chain.audit import audit
-from supply_chain.errors import ReleaseError
+from supply_chain.checksums import ReleaseError
 from supply_chain.locks import ROOT, write_locks
 from supply_chain.release import build_of, sign_release, verify_release, write_release
 from supply_chain.reproduce import reproduce

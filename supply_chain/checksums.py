@@ -1,4 +1,4 @@
-"""SHA256SUMS: the digests of a release's files, as `sha256sum --check` reads them."""
+"""SHA256SUMS: the digests of a release's files, as `sha256sum --check` reads them; its error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import hashlib
 import re
 from pathlib import Path
 
-from supply_chain.errors import ReleaseError
+
+class ReleaseError(Exception):
+    """What is wrong with a release, in one line."""
+
 
 NAME = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_.-]+)")

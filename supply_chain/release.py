@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import base64
+import gzip
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from supply_chain import checksums, sbom
-from supply_chain.chart import write_chart
-from supply_chain.errors import ReleaseError
+from supply_chain.checksums import ReleaseError
 from supply_chain.provenance import Build, encoded, statement
 from supply_chain.signatures import envelope, is_signed, opened, sign
 
@@ -126,3 +128,16 @@ def _git(root: Path, *arguments: str) -> str:
             f"git {arguments[0]}: {(run.stderr.strip().splitlines() or ['failed'])[0]}"
         )
     return run.stdout.strip()
+
+
+def write_chart(chart: Path, archive: Path, seconds: int) -> None:
+    """Write the folder ``chart`` to ``archive``; all files get the time ``seconds`` after 1970."""
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for path in sorted(chart.rglob("*")):
+            if path.is_file():
+                entry = tarfile.TarInfo(f"{chart.name}/{path.relative_to(chart).as_posix()}")
+                entry.size, entry.mtime, entry.mode = path.stat().st_size, seconds, 0o644
+                tar.addfile(entry, io.BytesIO(path.read_bytes()))
+    with archive.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        packed.write(content.getvalue())

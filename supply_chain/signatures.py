@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from supply_chain.errors import ReleaseError
+from supply_chain.checksums import ReleaseError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from supply_chain.errors import ReleaseError
+from supply_chain.checksums import ReleaseError
 from supply_chain.locks import LOCKS, read_lock
 from supply_chain.provenance import Build
 from supply_chain.release import build_of, sign_release, verify_release, write_release
