@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Cache:
         self._final_pods: dict[Key, Manifest] = {}
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
-        self.ledger = NodeLedger(self.nodes)
+        self.fault_history = FaultHistory(self.nodes)
         self.applied = AppliedObjects()
 
     def job(self, key: Key) -> Manifest | None:
@@ -108,7 +108,7 @@ class Cache:
         self._jobs.pop(key, None)
         if deleted or uid != manifest["metadata"].get("uid"):
             self._final_pods.pop(key, None)
-        self.ledger.set_job(key, None if deleted else manifest)
+        self.fault_history.set_job(key, None if deleted else manifest)
         if not deleted:
             metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
             self._jobs[key] = {**manifest, "metadata": metadata}  # they are the longest part
@@ -184,17 +184,14 @@ class Cache:
         """
         unlisted = [
             pod
-            for pod in self._all_pods()
+            for pods in self._pods.values()
+            for pod in pods.values()
             if namespace in ("", pod["metadata"].get("namespace"))
             and pod["metadata"].get("uid") not in uids
             and (_version(pod) or 0) <= version
         ]
         keys = [self.set_pod(pod, deleted=True) for pod in unlisted]
         return [key for key in keys if key is not None]
-
-    def _all_pods(self) -> Iterator[Manifest]:
-        for pods in self._pods.values():
-            yield from pods.values()
 
     def update_pod(self, key: Key, manifest: Manifest) -> None:
         """Store the response to a pod's deletion, unless a watch event has removed the pod already."""
@@ -221,7 +218,7 @@ class Cache:
         view = _with_mark_times(_with_ready_time(view, before, now), before, now)
         self.nodes[view.name] = view
         if before is None or (before.created, before.gone) != (view.created, view.gone):
-            self.ledger.refresh(view.name)
+            self.fault_history.refresh(view.name)
         (self._deleted_nodes.add if deleted else self._deleted_nodes.discard)(view.name)
         self._drop_deleted_node(view.name)
         if before == view:
@@ -233,7 +230,7 @@ class Cache:
         if name in self._deleted_nodes and name not in self._on_node:
             self._deleted_nodes.discard(name)
             del self.nodes[name]
-            self.ledger.refresh(name)
+            self.fault_history.refresh(name)
 
 
 def _with_transition(pod: Manifest, cached: Manifest | None, now: float) -> Manifest:
@@ -374,7 +371,10 @@ class AppliedObjects:
             self._drop(at)
         self._entries[at] = entry
         self._by_owner.setdefault(entry.owner_uid, {})[kind, at[2]] = applied
-        return [] if before is not None and _same(before, entry) else _jobs(before, entry)
+        if before is None:
+            return [entry.job]
+        compared = [(each.owner_uid, *each.applied[:2]) for each in (before, entry)]
+        return sorted({before.job, entry.job}) if compared[0] != compared[1] else []
 
     def remove(self, kind: Kind, manifest: Mapping[str, Any]) -> list[Key]:
         """Remove an object, if it has the uid in ``manifest``; return the jobs that have lost it."""
@@ -417,21 +417,12 @@ class AppliedObjects:
         return [entry.job]
 
 
-def _same(before: _Entry, after: _Entry) -> bool:
-    """Return whether nothing has changed that the planner compares."""
-    return (before.owner_uid, *before.applied[:2]) == (after.owner_uid, *after.applied[:2])
-
-
-def _jobs(before: _Entry | None, after: _Entry) -> list[Key]:
-    return sorted({after.job} if before is None else {before.job, after.job})
-
-
 _REFRESH_SECONDS = 10.0
 """Distrust decays slowly: without new faults it is not computed more often."""
 
 
 @dataclass
-class NodeLedger:
+class FaultHistory:
     """Keeps the distrust of nodes; what does not change is not summed again."""
 
     nodes: Mapping[str, NodeView]
@@ -480,14 +471,11 @@ class NodeLedger:
         if is_fresh and not self._changed:
             return self._latest
         for name in self._changed:
-            self._sum(name, now)
+            view, faults = self.nodes.get(name), self._faults.get(name, {})
+            self._scores.pop(name, None)
+            if view is not None and not view.gone and faults:
+                listed = (fault for of_job in faults.values() for fault in of_job)
+                self._scores[name] = score(listed, now, view.created)
         self._changed.clear()
         self._latest = ordered(self._scores, now)
         return self._latest
-
-    def _sum(self, name: str, now: float) -> None:
-        view, faults = self.nodes.get(name), self._faults.get(name, {})
-        self._scores.pop(name, None)
-        if view is not None and not view.gone and faults:
-            listed = (fault for of_job in faults.values() for fault in of_job)
-            self._scores[name] = score(listed, now, view.created)

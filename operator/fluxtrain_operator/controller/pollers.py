@@ -14,7 +14,7 @@ from typing import Any
 
 from fluxtrain.contract.process import FINISH
 from fluxtrain_operator.base import names
-from fluxtrain_operator.base.names import Key
+from fluxtrain_operator.base.names import Key, mapping
 from fluxtrain_operator.base.reports import NO_MEMBERS, MembersReport, Progress
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.work_queue import Pace
@@ -171,15 +171,17 @@ class ProgressPoller:
         if progress is None or not progress.by_agents:
             return progress and progress.in_pod(uid)
         by_uid = {pod["metadata"].get("uid"): pod for pod in self._cache.pods(key)}
-        is_service = uid in by_uid and _is_rendezvous(by_uid[uid])
+        labels = mapping(mapping(by_uid.get(uid, {}), "metadata"), "labels")
+        is_service = labels.get(names.LABEL_COMPONENT) == names.RENDEZVOUS
         return progress.of_pods(by_uid) if is_service else None
 
     def _addresses(self, key: Key) -> dict[str, str]:
         """Return the addresses of the running pods by uid."""
         return {
-            str(pod["metadata"].get("uid", "")): str(pod["status"]["podIP"])
+            str(pod["metadata"].get("uid", "")): str(status["podIP"])
             for pod in self._cache.pods(key)
-            if _has_address(pod)
+            if (status := mapping(pod, "status")).get("phase") == "Running"
+            if status.get("podIP")
         }
 
 
@@ -190,11 +192,6 @@ def _is_rank_0(progress: Progress) -> bool:
 def _has_response(latest: PodProgress | None) -> bool:
     """Return whether a trainer responded."""
     return latest is not None and not latest.progress.by_agents
-
-
-def _is_rendezvous(pod: Mapping[str, Any]) -> bool:
-    labels = pod["metadata"].get("labels") or {}
-    return bool(labels.get(names.LABEL_COMPONENT) == names.RENDEZVOUS)
 
 
 def _merged(reports: list[PodProgress]) -> PodProgress | None:
@@ -208,11 +205,6 @@ def _merged(reports: list[PodProgress]) -> PodProgress | None:
         return lowest
     progress = lowest.progress.with_ranks(report.progress for report in reversed(ordered))
     return replace(lowest, progress=progress)
-
-
-def _has_address(pod: Mapping[str, Any]) -> bool:
-    status = pod.get("status") or {}
-    return status.get("phase") == "Running" and bool(status.get("podIP"))
 
 
 MEMBERS_SECONDS = 4.0

@@ -176,7 +176,8 @@ class Reconciler:
 
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
         missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
-        kinds = SUPPORT_KINDS | _group_kinds(job, missing_apis)
+        gang = gang_of(job, missing_apis)
+        kinds = SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)
         applied = self._applied_hashes(job.uid, kinds)
         if finished(job.status):
             awaited = self._is_awaited(key)
@@ -206,7 +207,7 @@ class Reconciler:
         return {name: known.applied_hash for name, known in applied.items()}
 
     def _distrust(self) -> Distrust:
-        return self.cache.ledger.distrust(time.time())
+        return self.cache.fault_history.distrust(time.time())
 
     async def _read_revision(self, job: Job, name: str, state: JobState) -> Revision | None:
         """Return the revision of the job; None if it is gone, changed or another owner's."""
@@ -233,12 +234,6 @@ class Reconciler:
         if time.monotonic() < self.jobs_known_from:
             return True
         return is_awaited(self.cache, key)
-
-
-def _group_kinds(job: Job, missing_apis: frozenset[str]) -> dict[str, str]:
-    """Return the API version, by kind, of the job's pod groups."""
-    gang = gang_of(job, missing_apis)
-    return dict.fromkeys(gang.kinds, gang.api_version)
 
 
 def _requeue_after(plan: Plan) -> float | None:

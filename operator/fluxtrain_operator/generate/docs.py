@@ -184,7 +184,7 @@ def _grouped(options: Mapping[str, Option]) -> str:
 
 
 def _fate(option: Option) -> str:
-    """Return what becomes of ``option``."""
+    """Return the fields that ``option`` sets, or why it sets none."""
     fields = ", ".join(f"`{path}`" for path in option.fields)
     default = option.default
     unset = f"{default} there if it is not given" if option.fields and default is not None else ""

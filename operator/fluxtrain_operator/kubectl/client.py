@@ -181,18 +181,6 @@ def _unreachable(match: Match[str], text: str) -> KubectlError:
     return KubectlError(f"the API server cannot be reached: {_plain(text).splitlines()[-1]}")
 
 
-def _kubeconfig(match: Match[str], text: str) -> KubectlError:
-    return KubectlError(f"kubeconfig: {_plain(text)}", EXIT_USAGE)
-
-
-def _option(match: Match[str], text: str) -> KubectlError:
-    return KubectlError(_plain(text).splitlines()[0], EXIT_USAGE)
-
-
-def _unauthorized(match: Match[str], text: str) -> KubectlError:
-    return KubectlError("the API server does not accept the credentials of the kubeconfig")
-
-
 def _no_definition(match: Match[str], text: str) -> KubectlError:
     if match[1] != PLURAL:
         return KubectlError(f"the cluster does not serve {match[1]}", not_found=True)
@@ -201,21 +189,37 @@ def _no_definition(match: Match[str], text: str) -> KubectlError:
     )
 
 
-def _not_found(match: Match[str], text: str) -> KubectlError:
-    return KubectlError(_plain(text), not_found=True)
-
-
 _ERRORS: tuple[tuple[Pattern[str], Callable[[Match[str], str], KubectlError]], ...] = (
     (_FORBIDDEN, _forbidden),
-    (re.compile(r"was refused - did you specify|Unable to connect to the server"), _unreachable),
-    (re.compile(r"i/o timeout|context deadline exceeded|request canceled"), _unreachable),
-    (re.compile(r"You must be logged in to the server"), _unauthorized),
+    (
+        re.compile(
+            r"was refused - did you specify|Unable to connect to the server"
+            r"|i/o timeout|context deadline exceeded|request canceled"
+        ),
+        _unreachable,
+    ),
+    (
+        re.compile(r"You must be logged in to the server"),
+        lambda match, text: KubectlError(
+            "the API server does not accept the credentials of the kubeconfig"
+        ),
+    ),
     (re.compile(r'the server doesn\'t have a resource type "([^"]+)"'), _no_definition),
-    (re.compile(r"\(NotFound\)"), _not_found),
-    (re.compile(r"Error in configuration|error loading config|^error: stat "), _kubeconfig),
-    (re.compile(r"no server found for cluster|auth info .* does not exist"), _kubeconfig),
-    (re.compile(r"context .* does not exist|unable to read client-"), _kubeconfig),
-    (re.compile(r"Invalid timeout value|unknown flag|invalid argument"), _option),
+    (
+        re.compile(r"\(NotFound\)"),
+        lambda match, text: KubectlError(_plain(text), not_found=True),
+    ),
+    (
+        re.compile(
+            r"Error in configuration|error loading config|^error: stat |no server found for cluster"
+            r"|auth info .* does not exist|context .* does not exist|unable to read client-"
+        ),
+        lambda match, text: KubectlError(f"kubeconfig: {_plain(text)}", EXIT_USAGE),
+    ),
+    (
+        re.compile(r"Invalid timeout value|unknown flag|invalid argument"),
+        lambda match, text: KubectlError(_plain(text).splitlines()[0], EXIT_USAGE),
+    ),
 )
 """Patterns of kubectl's messages in order: the first that occurs decides."""
 

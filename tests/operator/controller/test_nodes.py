@@ -17,7 +17,7 @@ from tests.operator.object_store import Harness, run
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.node_health import Fault, score
-from fluxtrain_operator.controller import cache as node_ledger
+from fluxtrain_operator.controller import cache as cache_module
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.observed import NodeView, Pod
@@ -43,7 +43,7 @@ def make_cache(*nodes: str) -> Cache:
 
 
 def values(cache: Cache, now: float = NOW) -> dict[str, float]:
-    distrust = cache.ledger.distrust(now)
+    distrust = cache.fault_history.distrust(now)
     return {name: round(distrust.of(name), 3) for name in distrust.scores}
 
 
@@ -56,7 +56,7 @@ def test_faults_of_all_jobs_are_summed_and_the_worst_node_is_first() -> None:
     assert list(values(cache)) == ["n1", "n2"]
     cache.set_job(job("a", version=2), deleted=True)
     assert values(cache) == {}
-    assert len(cache.ledger) == 0
+    assert len(cache.fault_history) == 0
 
 
 def test_nodes_that_do_not_exist_are_not_distrusted() -> None:
@@ -110,7 +110,7 @@ def test_the_sums_are_those_of_all_faults_after_any_changes() -> None:
             ]
             present[name] = listed
             cache.set_job(job(name, *listed, version=version))
-        distrust = cache.ledger.distrust(now)
+        distrust = cache.fault_history.distrust(now)
         for node in nodes:
             known = [f for each in present.values() for f in each if f["node"] == node]
             faults = [Fault(node, f["reason"], _time(f)) for f in known]
@@ -132,26 +132,26 @@ def test_what_does_not_change_is_not_summed_again(monkeypatch: pytest.MonkeyPatc
         summed.append(len(listed))
         return score(listed, now, created)
 
-    monkeypatch.setattr(node_ledger, "score", counting)
+    monkeypatch.setattr(cache_module, "score", counting)
     for number in range(1000):
         cache.set_job(job(f"job-{number}", *[fault("n1", 60 * n) for n in range(16)]))
     assert summed == []
-    cache.ledger.distrust(NOW)
+    cache.fault_history.distrust(NOW)
     assert summed == [16_000]
     for number in range(1000):  # a status write and a reconcile of each job
         changed = job(f"job-{number}", *[fault("n1", 60 * n) for n in range(16)], version=2)
         cache.set_job({**changed, "status": {**changed["status"], "phase": "Running"}})
-        cache.ledger.distrust(NOW + number)
+        cache.fault_history.distrust(NOW + number)
     assert summed == [16_000]
     cache.set_job(job("another", fault("n2")))
-    cache.ledger.distrust(NOW + 1000)
+    cache.fault_history.distrust(NOW + 1000)
     assert summed == [16_000, 1]
 
 
 def test_a_scrape_reads_the_hundred_worst_nodes() -> None:
     metrics, cache = Metrics(CollectorRegistry()), make_cache(*(f"n{n}" for n in range(150)))
     assert distrusted(metrics) == {}
-    metrics.watch_distrust(lambda: cache.ledger.distrust(NOW))
+    metrics.watch_distrust(lambda: cache.fault_history.distrust(NOW))
     for n in range(150):
         cache.set_job(job(f"job-{n}", fault(f"n{n}", 60.0 * n)))
     series = distrusted(metrics)
