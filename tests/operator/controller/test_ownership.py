@@ -302,7 +302,7 @@ def test_after_a_rejection_the_pods_of_later_batches_are_not_tried() -> None:
     assert harness.cluster.status["restarts"]["pod"] == 0
 
 
-def test_the_disruption_budget_that_an_older_operator_left_to_a_finished_job_is_deleted() -> None:
+def test_the_disruption_budget_of_a_finished_job_is_deleted() -> None:
     harness = Harness()
     budget = ("PodDisruptionBudget", "job-nodes")
 

@@ -229,7 +229,7 @@ class NodeClocks:
         return newest
 
     def _told(self, answer: Progress, pods: tuple[Pod, ...], now: float) -> Progress:
-        """Return rank 0's ``answer`` as it is told now; one without ranks is of an older trainer."""
+        """Return rank 0's ``answer`` as it is told now; one may be without ranks."""
         last = seconds(answer.status.last_step_time)
         if last is None or not answer.ranks:
             return answer

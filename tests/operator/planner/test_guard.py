@@ -64,7 +64,7 @@ def nodes(*not_ready: str, seconds_ago: float = 60.0) -> dict[str, NodeView]:
         (60, 2, 61, True),  # too long ago
         (5, 2, 61, False),  # within the grace period
         (5, 1, 5, True),  # training goes on without it
-        (21, None, 5, True),  # an older trainer reports no number of nodes
+        (21, None, 5, True),  # a number of nodes is not reported
         (19, None, 5, False),
         (60, 3, 5, False),
     ],
@@ -917,7 +917,7 @@ def budget_hash() -> str:
     return observe(make_job()).applied[BUDGET]
 
 
-def test_a_finished_or_suspended_job_of_an_older_operator_loses_its_budget() -> None:
+def test_a_finished_or_suspended_job_loses_its_budget() -> None:
     finished = running()
     finished = with_status(finished, plan_with(finished, failed(0, code=2)).status)
     suspended = make_job(running().status, **SUSPEND)

@@ -142,7 +142,7 @@ def test_a_short_lived_last_pod_of_a_group_delays_the_next_group() -> None:
 STALLED = Progress(
     progress(3600).status,
     phase="step",
-    ranks=(RankProgress(0, "step", 7, 3600.0, 1.0),),  # without a generation: of older trainers
+    ranks=(RankProgress(0, "step", 7, 3600.0, 1.0),),  # without a generation
 )
 
 
@@ -390,8 +390,8 @@ def test_it_is_kept_without_topology_and_if_its_revision_knows_no_places() -> No
         }
         for component, spec in stored.pod_specs.items()
     }
-    older = replace(stored, pod_specs=specs)
-    assert not replaced(job, NEW, revision=older)
+    unlabelled = replace(stored, pod_specs=specs)  # made before the label was added
+    assert not replaced(job, NEW, revision=unlabelled)
 
 
 ENDED: dict[str, Any] = {"phase": "Succeeded", "exit_code": 0, "deleting": True}

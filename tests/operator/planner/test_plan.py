@@ -309,15 +309,16 @@ def test_pods_of_a_gang_are_scheduled_one_by_one_if_its_api_is_missing() -> None
     assert condition(result.status, "Admitted") == ("True", "NoPodGroups")
 
 
-def without_revision(*pods: Pod) -> list[Pod]:
-    """Return ``pods`` as an operator without revisions created them, of which some use torch's c10d store."""
-    return [replace(pod, revision="") for pod in pods]
+def of_a_lost_revision(*pods: Pod) -> list[Pod]:
+    return [replace(pod, revision="job-lost") for pod in pods]
 
 
-def test_pods_of_an_operator_without_revisions_go_on_undisturbed() -> None:
+def test_pods_of_a_lost_revision_go_on_undisturbed() -> None:
     job = running()
-    (store,) = without_revision(rendezvous(job))
-    result = plan_with(job, *without_revision(*make_pods()), rendezvous=store, progress=progress())
+    (store,) = of_a_lost_revision(rendezvous(job))
+    result = plan_with(
+        job, *of_a_lost_revision(*make_pods()), rendezvous=store, progress=progress()
+    )
     assert (result.delete, result.create, result.status.attempt) == ((), (), 1)
 
 
@@ -325,9 +326,9 @@ def test_pods_of_an_operator_without_revisions_go_on_undisturbed() -> None:
     "change",
     ["a pod is lost", "a pod is new", "the store is lost", "the store is new", "scaled"],
 )
-def test_pods_without_a_revision_restart_once_they_need_a_pod(change: str) -> None:
+def test_pods_of_a_lost_revision_restart_once_they_need_a_pod(change: str) -> None:
     job = running()
-    (store, *pods) = without_revision(rendezvous(job), *make_pods())
+    (store, *pods) = of_a_lost_revision(rendezvous(job), *make_pods())
     if change == "a pod is lost":
         pods = [replace(pods[0], deleting=True), pods[1]]
     if change == "a pod is new":
@@ -346,9 +347,9 @@ def test_pods_without_a_revision_restart_once_they_need_a_pod(change: str) -> No
     assert {pod.name for pod in pods if not pod.deleting} <= set(deleted(result))
 
 
-def test_a_rendezvous_without_a_revision_is_replaced_if_no_agent_uses_it() -> None:
+def test_a_rendezvous_of_a_lost_revision_is_replaced_if_no_agent_uses_it() -> None:
     job = running()
-    (store,) = without_revision(rendezvous(job))
+    (store,) = of_a_lost_revision(rendezvous(job))
     result = plan_with(job, *make_pods(), rendezvous=store, progress=progress())
     assert (deleted(result), result.status.attempt) == (["job-rendezvous"], 1)
 

@@ -352,7 +352,7 @@ def test_the_answer_of_a_service_that_runs_is_awaited_for_a_limited_time() -> No
 
 def test_pods_that_the_new_one_cannot_join_restart_too() -> None:
     job = four()
-    pods = *others(job, 1, revision="job-older"), failed(1, job=job, revision="job-older", **OOM)
+    pods = *others(job, 1, revision="job-lost"), failed(1, job=job, revision="job-lost", **OOM)
     result = plan_with(job, *pods, progress=progress())
     assert (is_gang_restart(result), charged_and_free(result.status)) == (True, (1, 0))
 

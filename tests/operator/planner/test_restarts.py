@@ -579,30 +579,28 @@ def test_a_job_waits_for_its_last_pods_for_a_limited_time() -> None:
     assert plan_with(running(), *pods, now=NOW + 30).status.phase == "Complete"
 
 
-def test_a_missing_pod_is_not_replaced_once_another_has_succeeded() -> None:
-    result = plan_with(running(), make_pod(0, **SUCCEEDED))
-    assert (result.status.phase, created(result)) == ("Complete", [])
-
-
-def test_a_pod_that_is_stopped_before_the_end_of_the_run_does_not_complete_the_job() -> None:
-    drained = failed(1, EXIT_STOPPED, deleting=True)
-    assert plan_with(running(), drained).status.phase == "Restarting"
-
-
-def test_a_pod_that_succeeds_while_it_is_being_deleted_completes_the_job() -> None:
-    drained = make_pod(1, **SUCCEEDED, deleting=True)
-    assert plan_with(running(), drained).status.phase == "Complete"
-
-
-def test_a_job_with_a_failed_pod_is_not_complete() -> None:
-    assert plan_with(running(), make_pod(0, **SUCCEEDED), failed(1, 74)).status.attempt == 2
-
-
-def test_a_pod_that_fails_while_it_is_being_deleted_does_not_count() -> None:
-    pods = make_pod(0), failed(1, 3, deleting=True)
+@pytest.mark.parametrize(
+    ("pods", "phase", "attempt"),
+    [
+        ([make_pod(0, **SUCCEEDED)], "Complete", 1),
+        ([failed(1, EXIT_STOPPED, deleting=True)], "Restarting", 1),
+        ([make_pod(1, **SUCCEEDED, deleting=True)], "Complete", 1),
+        ([make_pod(0, **SUCCEEDED), failed(1, 74)], "Restarting", 2),
+        ([make_pod(0), failed(1, 3, deleting=True)], "Running", 1),
+    ],
+    ids=[
+        "a missing pod is not replaced once another has succeeded",
+        "a pod that is stopped before the end does not complete the job",
+        "a pod that succeeds while it is being deleted does",
+        "a job with a failed pod is not complete",
+        "a pod that fails while it is being deleted does not count",
+    ],
+)
+def test_how_pods_end_decides_how_the_job_does(pods: list[Pod], phase: str, attempt: int) -> None:
     result = plan_with(running(), *pods, progress=progress())
-    assert (result.status.phase, result.status.attempt) == ("Running", 1)
-    assert num_gang_restarts(result.status) == 0
+    assert (result.status.phase, result.status.attempt) == (phase, attempt)
+    assert phase != "Complete" or created(result) == []
+    assert phase != "Running" or num_gang_restarts(result.status) == 0
 
 
 @pytest.mark.parametrize(

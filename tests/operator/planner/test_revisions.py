@@ -42,9 +42,8 @@ from fluxtrain_operator.base import job as job_module
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import digest
-from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.observed import Observed
 from fluxtrain_operator.planner.plan import Plan, load, plan
-from fluxtrain_operator.resources import desired
 
 TEMPLATE = {"podTemplate": {"metadata": {"annotations": {"restarted": "today"}}}}
 
@@ -315,28 +314,7 @@ def newer_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def observed_of(job: Job) -> Observed:
     """Return the state in which all objects of ``job`` exist and its pods run."""
-    pods, rendezvous, applied = [], None, {}
-    for number, manifest in enumerate(desired(job)):
-        if manifest["kind"] == "Secret":
-            continue
-        if manifest["kind"] != "Pod":
-            notes = manifest["metadata"]["annotations"]
-            applied[manifest["kind"], manifest["metadata"]["name"]] = notes[
-                names.ANNOTATION_APPLIED
-            ]
-            continue
-        ready = [{"type": "Ready", "status": "True"}]
-        state = {"running": {"startedAt": "2027-01-15T07:59:00Z"}}
-        main = manifest["spec"]["containers"][0]["name"]
-        containers = [{"name": main, "state": state}]
-        status = {"phase": "Running", "conditions": ready, "containerStatuses": containers}
-        manifest["metadata"]["uid"] = f"uid-{number}"
-        pod = Pod.from_object({**manifest, "status": status})
-        if main == names.RENDEZVOUS:
-            rendezvous = pod
-        else:
-            pods.append(pod)
-    return Observed(pods=tuple(pods), rendezvous=rendezvous, applied=applied)
+    return observe(job, *make_pods(job.spec.nodes.max, job))
 
 
 def started(spec: dict[str, Any]) -> Job:

@@ -285,7 +285,7 @@ def test_a_report_before_the_first_step_has_no_times() -> None:
     assert not report.follows(None)
 
 
-def test_an_older_trainer_is_believed() -> None:
+def test_a_report_without_the_seconds_since_its_step_is_believed() -> None:
     told = ProgressStatus(step=7, lastStepTime=stamp(NOW + 60))
     report = Report(Progress(told), NOW)
     assert (report.last_step_time, report.first_step_time) == (NOW + 60, None)

@@ -235,7 +235,7 @@ def test_a_job_with_a_wrong_clock_is_not_stalled() -> None:
     ("phase", "silent", "attempt"),
     [("step", 79, 1), ("step", 81, 2), ("load", 1799, 1), (None, 1799, 1), (None, 1801, 2)],
 )
-def test_older_trainers_report_times_of_their_own_clock(
+def test_an_answer_without_ranks_has_the_times_of_its_own_clock(
     phase: Phase | None, silent: float, attempt: int
 ) -> None:
     result = plan_with(running(), *make_pods(), progress=progress(silent, phase=phase))
@@ -247,7 +247,7 @@ def test_any_rank_may_report_a_stall() -> None:
     assert plan_with(running(), *make_pods(), any_progress=other).status.attempt == 2
 
 
-def test_older_trainers_that_never_step_have_longer() -> None:
+def test_an_answer_without_ranks_and_steps_has_longer() -> None:
     new = make_job(plan(make_job(), Observed(), NOW).status)
     pods, loading = make_pods(started=NOW), Progress(ProgressStatus(), phase="load")
     assert plan_with(new, *pods, progress=loading, now=NOW + 1799).status.attempt == 1
@@ -369,7 +369,7 @@ def next_status(
         (SLOW, NAMED),
         (replace(SLOW, pod="pod-0"), NAMED.model_copy(update={"pod": "job-0", "node": "node-0"})),
         (replace(SLOW, pod="pod-of-another-job"), None),
-        (replace(SLOW, pod=""), None),  # an older trainer
+        (replace(SLOW, pod=""), None),  # of an unknown pod
         *(
             (replace(SLOW, cause=cause), NAMED.model_copy(update={"cause": cause}))
             for cause in get_args(Cause)
