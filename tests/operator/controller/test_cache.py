@@ -315,6 +315,13 @@ class Changed(Harness):
         return Observed.from_objects(self.cache.pods(KEY)).pods
 
 
+def changed() -> Changed:
+    """Return the job once its pods run."""
+    harness = Changed()
+    run(harness, 1, harness.start, 1)
+    return harness
+
+
 def is_told(harness: Harness) -> bool:
     """Return whether condition and event name a changed label."""
     reason, text = harness.cluster.condition("Healthy")[1:]
@@ -324,8 +331,7 @@ def is_told(harness: Harness) -> bool:
 @pytest.mark.parametrize(("field", "key"), KEYS, ids=lambda key: key.rpartition("/")[2])
 @pytest.mark.parametrize("name", ["job-0", "job-rendezvous"])
 def test_a_job_goes_on_whatever_happens_to_a_pods_labels(name: str, field: str, key: str) -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     before, attempt = harness.uids(), harness.cluster.status["attempt"]
     for value in VALUES:
         run(harness, partial(harness.change, name, field, key, value), harness.start, 2)
@@ -348,8 +354,7 @@ SELECTED = (names.LABEL_JOB, names.LABEL_COMPONENT, names.LABEL_INDEX, names.LAB
 
 @pytest.mark.parametrize("key", SELECTED)
 def test_a_changed_label_of_a_training_pod_is_told_once_until_it_is_set_again(key: str) -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     right = harness.cluster.objects["Pod", "job-2"]["metadata"]["labels"][key]
     assert not is_told(harness)
     run(harness, lambda: harness.change("job-2", "labels", key, "wrong"), 3)
@@ -362,8 +367,7 @@ def test_a_changed_label_of_a_training_pod_is_told_once_until_it_is_set_again(ke
 
 @pytest.mark.parametrize("key", [names.LABEL_JOB, names.LABEL_COMPONENT])
 def test_a_rendezvous_pod_that_its_service_does_not_find_is_replaced(key: str) -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     before = harness.uids()
     run(harness, lambda: harness.change("job-rendezvous", "labels", key, None), 2)
     after = harness.uids()
@@ -372,8 +376,7 @@ def test_a_rendezvous_pod_that_its_service_does_not_find_is_replaced(key: str) -
 
 @pytest.mark.parametrize("name", ["job-0", "job-3", "job-rendezvous"])
 def test_a_pod_that_lost_the_label_of_the_watch_is_replaced(name: str) -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     before = harness.uids()
 
     def remove() -> None:
@@ -400,8 +403,7 @@ def lose_label(harness: Harness, name: str) -> None:
 @pytest.mark.parametrize("name", ["job-0", "job-3", "job-rendezvous"])
 def test_a_suspension_stops_a_pod_that_lost_the_label_of_the_watch_just_before(name: str) -> None:
     """Also one that lost it while no operator ran: the pod is searched for."""
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     suspend = partial(harness.edit, lifecycle={"suspend": True})
     run(harness, partial(lose_label, harness, name), suspend, 2)
     assert harness.cluster.own("Pod") == []
@@ -409,8 +411,7 @@ def test_a_suspension_stops_a_pod_that_lost_the_label_of_the_watch_just_before(n
 
 
 def test_a_suspension_leaves_pods_of_others_with_the_jobs_label_alone() -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     labels = {names.LABEL_JOB: "job"}
     harness.cluster.put("Pod", "job-9", labels=labels)
     harness.cluster.put("Pod", "job-8", {**OWNER, "uid": "uid-before"}, labels=labels)
@@ -422,8 +423,7 @@ def test_a_suspension_leaves_pods_of_others_with_the_jobs_label_alone() -> None:
 def test_the_end_of_a_job_stops_a_pod_that_lost_the_label_of_the_watch(
     clean_pods: str, is_deleted: bool
 ) -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
     ended |= {"lastTransitionTime": stamp(time.time())}
     harness.cluster.status |= {"phase": "Failed", "conditions": [ended]}
@@ -436,8 +436,7 @@ def test_the_end_of_a_job_stops_a_pod_that_lost_the_label_of_the_watch(
 def test_a_job_whose_spec_becomes_invalid_has_a_disruption_budget_until_its_pods_have_ended() -> (
     None
 ):
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     harness.sync()
     run(harness, lambda: harness.edit(run={"preset": "no-such"}), 1)
     assert harness.cluster.condition("Healthy")[1] == "InvalidSpec"
@@ -449,8 +448,7 @@ def test_a_job_whose_spec_becomes_invalid_has_a_disruption_budget_until_its_pods
 
 
 def test_until_a_pod_without_the_label_of_the_watch_has_gone_the_job_waits_for_its_name() -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     pod = harness.cluster.objects["Pod", "job-0"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     harness.cache.set_pod(copy.deepcopy(pod), deleted=True)
@@ -463,8 +461,7 @@ def test_until_a_pod_without_the_label_of_the_watch_has_gone_the_job_waits_for_i
 
 
 def test_a_pod_that_somebody_took_from_the_job_is_a_name_conflict() -> None:
-    harness = Changed()
-    run(harness, 1, harness.start, 1)
+    harness = changed()
     pod = harness.cluster.objects["Pod", "job-0"]
     pod["metadata"]["ownerReferences"] = []
     run(harness, harness.sync, harness.start, 2)
