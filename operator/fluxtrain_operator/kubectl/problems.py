@@ -99,11 +99,8 @@ def _container_problem(
 
 def _creation(pod: str, reason: str, events: list[Mapping[str, Any]], now: float) -> PodProblem:
     """Return what a kubelet that creates the containers is doing, from the newest event."""
-    last = events[-1] if events else {}
-    if last.get("type") == "Warning":
-        return PodProblem(
-            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
-        )
+    if warning := _warning(pod, events):
+        return warning
     pulls = [event for event in events if event.get("reason") in (_PULLING, _PULLED)]
     if pulls and pulls[-1].get("reason") == _PULLING:
         since = seconds(pulls[-1].get("lastTimestamp") or pulls[-1].get("eventTime"))
@@ -114,21 +111,22 @@ def _creation(pod: str, reason: str, events: list[Mapping[str, Any]], now: float
 
 def _unstarted(
     pod: str, manifest: Mapping[str, Any], events: list[Mapping[str, Any]]
-) -> PodProblem | None:
+) -> PodProblem:
     """Return the problem of a pod of which no kubelet has reported anything."""
-    node = (manifest.get("spec") or {}).get("nodeName")
-    last = events[-1] if events else {}
-    if last.get("type") == "Warning":
-        return PodProblem(
-            pod, str(last.get("reason")), _joined("cannot start", last.get("message"))
-        )
-    if node:
-        return PodProblem(
-            pod,
-            "NoReport",
-            f"has been assigned to node {node}, which has reported nothing about it",
-        )
+    if warning := _warning(pod, events):
+        return warning
+    if node := (manifest.get("spec") or {}).get("nodeName"):
+        text = f"has been assigned to node {node}, which has reported nothing about it"
+        return PodProblem(pod, "NoReport", text)
     return PodProblem(pod, "NotScheduled", "has not been processed by a scheduler yet")
+
+
+def _warning(pod: str, events: list[Mapping[str, Any]]) -> PodProblem | None:
+    """Return the problem that the newest of ``events`` warns of."""
+    last = events[-1] if events else {}
+    if last.get("type") != "Warning":
+        return None
+    return PodProblem(pod, str(last.get("reason")), _joined("cannot start", last.get("message")))
 
 
 def _regards(event: Mapping[str, Any], pod: str, uid: object) -> bool:
