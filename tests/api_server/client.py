@@ -24,6 +24,16 @@ _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 
 
+def make_job(name: str, spec: Manifest, **metadata: Any) -> Manifest:
+    """Return a FluxTraining of the smallest run, and with ``spec``."""
+    return {
+        "apiVersion": "fluxtrain.dev/v1alpha1",
+        "kind": "FluxTraining",
+        "metadata": {"name": name, **metadata},
+        "spec": {"run": {"preset": "micro"}, **spec},
+    }
+
+
 @dataclass(frozen=True)
 class Response:
     """A response of the API server."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from cluster import binaries
-from tests.api_server.client import ApiServer, Kubectl, Response
+from tests.api_server.client import ApiServer, Kubectl, Response, make_job
 from tests.end_to_end.stage import wait_for
 from tests.operator.permissions import CHART, PROFILES, ROWS, Manifest, Row, values_file
 from tests.paths import ROOT
@@ -24,15 +24,6 @@ def namespace_of(profile: str) -> str:
 
 def jobs_in(profile: str) -> str:
     return f"/apis/fluxtrain.dev/v1alpha1/namespaces/{namespace_of(profile)}/fluxtrainings"
-
-
-def make_job(name: str, spec: Manifest) -> Manifest:
-    return {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": name},
-        "spec": {"run": {"preset": "micro"}, **spec},
-    }
 
 
 def policies(profile: str) -> list[Manifest]:

@@ -12,12 +12,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cluster.kubectl import Manifest
 from tests.api_server.attacks import ATTACKS, FORBIDDEN, STATUSES, Attack
-from tests.api_server.client import ApiServer, Kubectl
+from tests.api_server.client import ApiServer, Kubectl, make_job
 from tests.api_server.empty_api_server import api_server
 from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
@@ -31,15 +30,6 @@ MAX_RATIO = 12.0
 _QUIET_JOBS = 20
 _POLL_SECONDS = 0.02
 _GIVE_UP_SECONDS = 60.0
-
-
-def make_job(name: str, spec: Manifest, **metadata: Any) -> Manifest:
-    return {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": name, **metadata},
-        "spec": {"run": {"preset": "micro"}, **spec},
-    }
 
 
 @dataclass

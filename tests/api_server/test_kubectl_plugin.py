@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cluster.kubectl import Manifest
-from tests.api_server.client import Kubectl
+from tests.api_server.client import Kubectl, make_job
 from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, wait_for
 
@@ -45,13 +45,7 @@ def operator(plugin: Plugin, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def apply(plugin: Plugin, name: str, **spec: Any) -> None:
-    manifest = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": name},
-        "spec": {"run": {"preset": "micro"}, **spec},
-    }
-    plugin.kubectl.apply(manifest, namespace=NAMESPACE)
+    plugin.kubectl.apply(make_job(name, spec), namespace=NAMESPACE)
 
 
 def wait_until_said(plugin: Plugin, name: str, text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
-from tests.api_server.client import Kubectl
+from tests.api_server.client import Kubectl, make_job
 from tests.end_to_end.stage import Operator, condition, wait_for
 
 from fluxtrain_operator.base.names import MAX_BYTES
@@ -27,13 +27,7 @@ class Tenants:
         self.kubectl, self.operator = kubectl, operator
 
     def apply(self, name: str, **spec: Any) -> None:
-        manifest = {
-            "apiVersion": "fluxtrain.dev/v1alpha1",
-            "kind": "FluxTraining",
-            "metadata": {"name": name},
-            "spec": {"run": {"preset": "micro"}, **spec},
-        }
-        self.kubectl.apply(manifest, namespace=NAMESPACE)
+        self.kubectl.apply(make_job(name, spec), namespace=NAMESPACE)
 
     def create(self, kind: str, name: str, **fields: Any) -> None:
         """Create an object that is not the job's."""
