@@ -196,7 +196,7 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "otherwise the job is queued again."
     ),
     "NodeNotReady": "The job trains on; check the node: `kubectl describe node`.",
-    "DisruptionLimited": "A part of all pods is replaced per minute; the others follow.",
+    "DisruptionLimited": "A part of all pods is replaced per minute; the rest follow.",
     "NodesUnknown": "Check the control plane and its network: it receives no heartbeats from most nodes.",
     "UnfitNode": (
         "The operator replaces the pod; the message says whether the device or the link to other nodes is "
@@ -210,7 +210,7 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "Whoever set the finalizers must remove them: `kubectl patch pod NAME -n $namespace --type=merge "
         """-p '{"metadata":{"finalizers":null}}'`."""
     ),
-    "Degraded": "The job trains on fewer nodes until the others' pods run.",
+    "Degraded": "The job trains on fewer nodes until the missing pods run.",
     # pods
     "UnexpectedAdmissionError": (
         "The operator tries again, at most every five minutes; `kubectl describe node` and the device "

@@ -347,7 +347,7 @@ class Guard:
 
 
 class Reason(StrEnum):
-    """A reason to delete a pod; docs/operator.md has the same table."""
+    """A reason to delete a pod; docs/reasons.md has the same table."""
 
     SUSPENDED = "Suspended"
     """The spec suspends the job."""
@@ -356,21 +356,21 @@ class Reason(StrEnum):
     SCALED = "Scaled"
     """``nodes.max`` changed, and Kueue's group has a fixed size."""
     SCALED_DOWN = "ScaledDown"
-    """There are more pods than ``nodes.max``."""
+    """There are more pods than ``nodes.max``; pods that do not run yet go first."""
     REVISION_CHANGED = "RevisionChanged"
-    """A pod is needed that the others cannot train with."""
+    """A new pod is needed, and the existing ones are of another revision."""
     RESUMED = "Resumed"
     """The job is resumed before its earlier pods are gone."""
     JOB_ENDED = "JobEnded"
-    """The job is complete or has failed, for example at its deadline."""
+    """The job is complete or has failed; ``cleanPods`` decides which pods go."""
     PROGRAM_FAILED = "ProgramFailed"
-    """The program failed in other pods, and all restart from the last checkpoint."""
+    """The program failed in other pods, and to replace these does not suffice."""
     GROUP_ENDED = "GroupEnded"
     """Kueue evicted the group, or it has too few pods left."""
     PREVIOUS_ATTEMPT = "PreviousAttempt"
     """The pod belongs to an earlier attempt."""
     NO_PROGRESS = "NoProgress"
-    """A trainer answers that the job makes no progress."""
+    """The job makes no progress, and a restart in place did not help or is not possible."""
     NODE_LOST = "NodeLost"
     """The node of the pod is lost, or its kubelet does not delete the pod."""
     UNHEALTHY_GPU = "UnhealthyGPU"
@@ -378,17 +378,17 @@ class Reason(StrEnum):
     UNHEALTHY_NODE = "UnhealthyNode"
     """The pod's node is marked as unhealthy."""
     POD_ENDED = "PodEnded"
-    """The pod has ended and steps no more."""
+    """The pod has ended."""
     UNSCHEDULABLE = "Unschedulable"
-    """The pod excludes nodes for their faults and cannot be scheduled on any other."""
+    """The pod excludes distrusted nodes and cannot be scheduled on any other."""
     LABEL_REMOVED = "LabelRemoved"
     """The pod has lost the label that the operator watches."""
     OUTDATED = "Outdated"
-    """The rendezvous pod, which makes no steps, is for another spec, size, revision or restart in place."""
+    """The rendezvous pod is for another spec, size, revision or restart, or its labels were changed."""
 
 
 NODE_FAULTS = frozenset({Reason.NODE_LOST, Reason.UNHEALTHY_GPU, Reason.UNHEALTHY_NODE})
-"""Inferred from what others report of nodes: limited per minute, over all jobs."""
+"""Inferred from reports about nodes: limited per minute, over all jobs."""
 FAULTS = NODE_FAULTS | {Reason.NO_PROGRESS}
 """Never acted on while the control plane has lost contact with most nodes."""
 DISRUPTION_PERCENT = 10

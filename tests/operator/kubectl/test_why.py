@@ -360,7 +360,7 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         ),
         (
             "rank 9 in job-0 on node-0 makes steps 1.4 times as long by waiting for data; Degraded",
-            "until the others' pods run. Check the storage",
+            "until the missing pods run. Check the storage",
         ),
     ),
     "running_with_an_old_step": (

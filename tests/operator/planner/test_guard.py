@@ -6,7 +6,6 @@ runs or is about to.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +32,6 @@ from tests.operator.planner.pods import (
     started,
     with_status,
 )
-from tests.paths import ROOT
 
 from fluxtrain.contract.process import STEP
 from fluxtrain.contract.resource.status import NodeFault, Status
@@ -492,14 +490,6 @@ def test_no_more_pods_count_as_lost_than_are_missing_in_the_training(
 
 def test_a_cluster_without_known_nodes_is_no_outage() -> None:
     assert control_plane_outage([], NOW) == ""
-
-
-def test_the_table_of_the_page_has_every_reason() -> None:
-    page = (ROOT / "docs" / "operator.md").read_text()
-    rows = re.findall(
-        r"^\| `(\w+)` \| ", page.partition("## Disruption")[2].partition("\n## ")[0], re.M
-    )
-    assert rows == [str(reason) for reason in Reason]
 
 
 @pytest.mark.parametrize(

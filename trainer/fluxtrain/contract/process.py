@@ -186,37 +186,15 @@ class RunPaths:
         )
 
 
-# Phases of a trainer, as reported at /progress by local rank 0 of every node and in the termination
-# log.
+# Phases of a trainer, as local rank 0 of every node reports them at /progress and in the termination
+# log; docs/operator.md has the keys. The rendezvous service answers at /progress too, with ``ranks``
+# only, as their agents report them, and their ``pod``: it has an answer when a trainer is frozen.
 #
-# The rendezvous service of a job answers at /progress too, with ``ranks`` only, as their agents
-# report them: it has an answer when a trainer is frozen. Each of these entries also has ``pod``,
-# the uid of the rank's pod.
-#
-# Besides the numbers of the run, the report always has:
-#
-# | key | value | |---|---| | ``rank`` | rank of the process | | ``numNodes`` | current number of
-# nodes of the run | | ``phase`` | one of the phases below | | ``secondsInPhase`` | seconds since
-# the phase began | | ``secondsSinceProgress`` | seconds since the last progress of any kind | |
-# ``secondsSinceStep`` | seconds since the last step; after the first | | ``phaseSeconds`` | seconds
-# that the process has spent in each phase, by phase | | ``stepSeconds`` | mean seconds of a step in
-# phase ``step``; after the first | | ``straggler`` | the slowest rank, see below; absent or null if
-# there is none | | ``ranks`` | only at /progress: those of each rank of the node, ``generation``,
-# ``stack``, ``frozen`` |
-#
-# A rank has a ``stack`` if it stalls. It is ``frozen`` if its process has not written its progress,
-# as a thread does once a second, for ten seconds.
-#
-# A straggler is an object with ``rank``, ``host``, ``pod`` (its uid), ``cause`` and ``slowdown``:
-# its time over the median of all ranks for ``compute`` and ``backward``, the time of a step over
-# that without what this rank takes longer than the median for ``data`` and ``optimizer``.
+# The slowdown of a straggler is its time over the median of all ranks for ``compute`` and
+# ``backward``, the time of a step over that without what this rank takes longer for the rest.
 #
 # All seconds are measured by the trainer's monotonic clock until the response, so a reader on
 # another machine compares no clocks: it adds the time since it received the response.
-#
-# Progress is: a weight loaded, a batch read, a step launched on the device, a batch evaluated, an
-# Euler step or an image completed, bytes of a checkpoint or a shard written, a new phase. A running
-# process alone is not.
 
 
 PROGRESS_PATH = "/progress"
@@ -293,16 +271,15 @@ def stall_seconds(phase: Phase, step_seconds: float | None) -> float:
 
 # What the rendezvous service of a job reports at /members, read by the operator.
 #
-# | key | value | |---|---| | ``attempt`` | the attempt that the agents belong to, 0 before the
-# first heartbeat | | ``generation`` | number of the newest world | | ``world`` | agents of that
-# world in the order of their ranks | | ``alive`` | agents that send heartbeats, or whose world
-# makes steps; not those that are not heard yet | | ``lostSeconds`` | seconds since the last
-# heartbeat of each agent that is lost | | ``restarts`` | ``generation``, ``cause`` and ``agent`` of
-# the newest restarts |
+# attempt        of the agents, 0 before the first heartbeat
+# generation     number of the newest world
+# world          agents of that world in the order of their ranks
+# alive          agents that send heartbeats, or whose world makes steps
+# lostSeconds    seconds since the last heartbeat of each agent that is lost
+# restarts       generation, cause and agent of the newest restarts
 #
 # The name of an agent begins with the uid of its pod. A restart is a generation that ended because
-# trainers failed: those of their peers fail too, so it is one, however many agents tell it. It is
-# none if a node was lost, or if the trainers were asked to stop.
+# trainers failed; it is one, however many agents report it.
 
 
 MEMBERS_PATH = "/members"

@@ -115,19 +115,15 @@ def described_parameters(model: nn.Module) -> str:
 
 # Initial weights, which depend on the seed and the parameter's name only.
 #
-# | parameters                                            | distribution                           |
-# |-------------------------------------------------------|----------------------------------------|
-# | every bias                                            | zero                                   |
-# | QK norms' scale                                       | one                                    |
-# | modulations and the final layer                       | zero: each block starts as the identity
-# | | time_in, vector_in, guidance_in                       | normal, standard deviation 0.02
-# | | img_in, txt_in, qkv, proj, mlp, linear1, linear2      | Xavier uniform on the fused matrix
-# | | lora_A of an adapter                                  | uniform up to 1 / sqrt(inputs), as
-# peft's | | lora_B of an adapter                                  | zero: an adapter starts without
-# effect | | lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a              | uniform up to 1 /
-# sqrt(columns), as LyCORIS' | | lokr_w2, lokr_w2_b                                    | zero
-# | | magnitude, DoRA's change of a row's norm              | zero
-# |
+# every bias                                         zero
+# QK norms' scale                                    one
+# modulations and the final layer                    zero: each block starts as the identity
+# time_in, vector_in, guidance_in                    normal, standard deviation 0.02
+# img_in, txt_in, qkv, proj, mlp, linear1, linear2   Xavier uniform on the fused matrix
+# lora_A of an adapter                               uniform up to 1 / sqrt(inputs), as peft's
+# lora_B of an adapter                               zero: an adapter starts without effect
+# lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a           uniform up to 1 / sqrt(columns), as LyCORIS'
+# lokr_w2, lokr_w2_b; magnitude (DoRA)               zero
 
 
 _ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")

@@ -233,15 +233,12 @@ def content_of(tensor: Tensor) -> memoryview:
     return memoryview(content)
 
 
-# Weights in fp8 (e4m3 or e5m2) as ComfyUI's files have them: plain, or with a scale beside each.
+# Weights in fp8 as ComfyUI's files have them: plain, or with a scale next to each.
 #
-# | tensor                                          | meaning
-# | |-------------------------------------------------|---------------------------------------------
-# -------| | LAYER.weight                                    | values in e4m3, or e5m2
-# | | LAYER.scale_weight, LAYER.weight_scale          | float32 factor of all of them, or of each
-# row      | | LAYER.scale_input, LAYER.input_scale            | for products in fp8; not read
-# | | scaled_fp8, LAYER.comfy_quant                   | mark such a file and layer; not read
-# |
+# LAYER.weight                                values in e4m3, or e5m2
+# LAYER.scale_weight, LAYER.weight_scale      float32 factor of all of them, or of each row
+# LAYER.scale_input, LAYER.input_scale        for products in fp8; not read
+# scaled_fp8, LAYER.comfy_quant               mark such a file and layer; not read
 
 
 FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}

@@ -48,7 +48,7 @@ _OF_NODES = (
     "Describe the system in systems/SYSTEM.json; fluxtrain mlperf package writes it.",
 )
 def description_is_enclosed(result: Result) -> Iterator[str]:
-    """A package has a description of its system."""
+    """A package has `systems/SYSTEM.json`."""
     if result.folder is not None and result.description is None:
         system = result.folder.resolve().parent.name
         yield f"the package has no systems/{system}.json"
@@ -74,7 +74,7 @@ def description_is_of_the_logs(result: Result) -> Iterator[str]:
 
 @rule("description-is-of-the-nodes", "2.2", _DESCRIPTION)
 def description_is_of_the_nodes(result: Result) -> Iterator[str]:
-    """Number and kind of nodes, accelerators and software are what the nodes reported."""
+    """Number and kind of nodes and accelerators, and the software, are what the nodes reported."""
     description = result.description
     if description is None or not result.runs:
         return
@@ -86,7 +86,7 @@ def description_is_of_the_nodes(result: Result) -> Iterator[str]:
 
 @rule("description-is-of-each-node", "2.2", _DESCRIPTION)
 def description_is_of_each_node(result: Result) -> Iterator[str]:
-    """Every node of every run reported what the description says of a node, and all of them did."""
+    """Each node of each run reported what the description says of a node, and all nodes did."""
     description = result.description
     if description is None:
         return
@@ -105,7 +105,7 @@ def description_is_of_each_node(result: Result) -> Iterator[str]:
 
 @rule("accelerators-make-the-batch", "9.1", _DESCRIPTION)
 def accelerators_make_the_batch(result: Result) -> Iterator[str]:
-    """The accelerators of the description can hold the logged micro batches."""
+    """The accelerators of the description can hold the micro batches of the log."""
     if result.description is None or not result.runs or result.runs[0].system:
         return
     yield from batch_faults(result.runs[0], result.description, " of the description")
@@ -117,7 +117,7 @@ def accelerators_make_the_batch(result: Result) -> Iterator[str]:
     "Package the runs with fluxtrain mlperf package.",
 )
 def configuration_is_enclosed(result: Result) -> Iterator[str]:
-    """The file that ``config_filename`` names is with the code."""
+    """The file that `config_filename` names is with the code."""
     if result.implementation is None:
         return
     enclosed = {path.name for path in result.implementation.rglob("*")}
@@ -132,7 +132,7 @@ def configuration_is_enclosed(result: Result) -> Iterator[str]:
 
 @rule("code-is-enclosed", _SUBMISSION_RULES, "Package the runs with fluxtrain mlperf package.")
 def code_is_enclosed(result: Result) -> Iterator[str]:
-    """The package has a README beside the code."""
+    """A package has the code and its README."""
     if result.description is None and result.folder is None:
         return
     if result.implementation is None:
@@ -189,7 +189,7 @@ def sources_are_those_that_ran(result: Result) -> Iterator[str]:
 
 @rule("requirements-are-those-that-ran", "2.2", _AGAIN)
 def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
-    """requirements.txt has the packages that the nodes reported."""
+    """`requirements.txt` has the packages that the nodes reported, and no more."""
     if (software := _software(result)) is None:
         return
     listed = (_text(result, "requirements.txt") or "").splitlines()
@@ -204,7 +204,7 @@ def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
 
 @rule("nodes-are-those-of-the-logs", "2.2", _AGAIN)
 def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
-    """nodes.json has what the nodes reported in the logs."""
+    """`nodes.json` has what the nodes reported in the logs."""
     if _software(result) is None or result.implementation is None:
         return
     told, reported = read_object(result.implementation / NODES_FILE), reported_nodes(result.runs)
@@ -216,7 +216,7 @@ def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
 
 @rule("jobs-are-of-the-configuration", "9.1", _AGAIN)
 def jobs_are_of_the_configuration(result: Result) -> Iterator[str]:
-    """Each job_N.yaml has the configuration of config_N.json, the seed and nodes of its log, the image."""
+    """Each `job_N.yaml` has the fields of `config_N.json`, and seed, nodes, GPUs and image of its run."""
     if _software(result) is None or (folder := result.implementation) is None:
         return
     image = (_about(result) or {}).get("image")
@@ -248,7 +248,7 @@ def scripts_are_those_that_ran(result: Result) -> Iterator[str]:
 
 @rule("implementation-is-as-described", _SUBMISSION_RULES, _AGAIN)
 def implementation_is_as_described(result: Result) -> Iterator[str]:
-    """SYSTEM_fluxtrain.json has the values of the logs and of the configuration."""
+    """`SYSTEM_fluxtrain.json` has the values of the logs and of the configuration."""
     if (software := _software(result)) is None or (folder := result.implementation) is None:
         return
     told, config = _about(result), _config(result.runs[0])
@@ -263,7 +263,7 @@ def implementation_is_as_described(result: Result) -> Iterator[str]:
 
 @rule("deviations-are-stated", _SUBMISSION_RULES, _AGAIN)
 def deviations_are_stated(result: Result) -> Iterator[str]:
-    """deviations.md has each difference of the configuration from the reference."""
+    """`deviations.md` has each difference of the configuration from the reference."""
     if (software := _software(result)) is None or _config(result.runs[0]) is None:
         return
     text = _text(result, DEVIATIONS_FILE)
@@ -277,7 +277,7 @@ def deviations_are_stated(result: Result) -> Iterator[str]:
 
 @rule("scaling-is-of-the-logs", "13", "Let MLCommons' package checker write it, from the logs.")
 def scaling_is_of_the_logs(result: Result) -> Iterator[str]:
-    """scaling.json has the factor that follows from the logs, and is there if the factor is not 1."""
+    """`scaling.json` has the factor that follows from the logs; without the file it is 1."""
     if result.folder is None:
         return
     path = result.folder / SCALING_FILE

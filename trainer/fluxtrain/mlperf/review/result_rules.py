@@ -97,14 +97,14 @@ _SAME = "Give runs of one result: the same system, software and settings, and a 
     "fluxtrain mlperf campaign FILE --runs N --apply.",
 )
 def ten_runs(result: Result) -> Iterator[str]:
-    """A result has ten runs."""
+    """A result has ten runs; nobody can waive this."""
     if len(result.runs) != NUM_RUNS:
         yield f"{len(result.runs)} runs; needed: {NUM_RUNS}"
 
 
 @rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
 def converged_runs(result: Result) -> Iterator[str]:
-    """One run at most did not reach the target, also of failed ones: if they diverged, or took longest."""
+    """One run at most did not reach the target; a failed one counts if it diverged or took longest."""
     lost = [run.name for run in result.runs if not run.succeeded]
     lost += [run.name for run in result.failed if _did_not_converge(run, result)]
     if len(lost) > 1:
@@ -120,14 +120,14 @@ def same_submission(result: Result) -> Iterator[str]:
 
 @rule("same-settings", "2.2", _SAME)
 def same_settings(result: Result) -> Iterator[str]:
-    """What the logs say of micro batch, optimizer, schedule, precision and parallelism is equal."""
+    """Micro batch, optimizer, schedule, precision and parallelism are equal in all logs."""
     for key in _SETTINGS:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
 
 @rule("same-configuration", "2.2", _SAME)
 def same_configuration(result: Result) -> Iterator[str]:
-    """The configurations are equal but for the seed and the output."""
+    """The `config.json` of the runs are equal, but for the seed and the output."""
     configured = [run for run in result.runs if run.config is not None]
     fields = sorted({name for run in configured for name in run.config or {}} - set(_OWN))
     for field in fields:
@@ -139,7 +139,7 @@ def same_configuration(result: Result) -> Iterator[str]:
 
 @rule("same-system", "2.2", _SAME)
 def same_system(result: Result) -> Iterator[str]:
-    """The nodes' own descriptions are equal: their number, hardware, software."""
+    """The nodes' own reports are equal: their number, hardware, software."""
     described = [run for run in result.runs if run.system]
     for field in sorted({name for run in described for name in run.system}):
         yield from _differences(field, {run.name: run.system.get(field) for run in described})
@@ -152,7 +152,7 @@ def same_system(result: Result) -> Iterator[str]:
     closed_only=True,
 )
 def seeds_are_random(result: Result) -> Iterator[str]:
-    """Each run has a seed, of its own, and not the default one."""
+    """Each run has a seed of its own, not the default one."""
     found: dict[str, list[str]] = defaultdict(list)
     for run in result.runs:
         logged = [line.value for line in run.all("seed") if line.value is not None]
@@ -170,10 +170,7 @@ def seeds_are_random(result: Result) -> Iterator[str]:
 
 @rule("one-seed", "5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
 def one_seed(run: Run) -> Iterator[str]:
-    """A log has one seed, a whole number; that of an open run may have none.
-
-    MLCommons' package checker (seed_checker.py) needs a whole number in a closed log, and warns of several.
-    """
+    """A log has one seed, a whole number, the one that was drawn; an open log may have none."""
     found = run.all("seed")
     if not found and run.closed:
         yield "the log has no seed"

@@ -29,7 +29,7 @@ from fluxtrain.mlperf.review.result_rules import Rule, rule
 RUN_RESULTS = "11"
 _REPEAT = "Repeat the run; the log of another cannot be mended."
 _ORIGINAL = (
-    "Give the original log of one run; fluxtrain writes it to mlperf.log beside the checkpoints."
+    "Give the original log of one run; fluxtrain writes it to mlperf.log next to the checkpoints."
 )
 _TRAINING = ("block_start", "block_stop", "eval_start", "eval_stop", "eval_accuracy", "run_start")
 """Events of training; statistics may come after the end of a run."""
@@ -41,7 +41,7 @@ _TOLERANCE_MS = 1000
 
 @rule("readable-lines", "", _ORIGINAL)
 def readable_lines(run: Run) -> Iterator[str]:
-    """Every line with the token is an event."""
+    """Each line with the token `:::MLLOG` is an event."""
     for line in run.lines:
         if line.fault:
             yield f"line {line.number} is no event ({line.fault})"
@@ -49,7 +49,7 @@ def readable_lines(run: Run) -> Iterator[str]:
 
 @rule("one-run-per-log", RUN_RESULTS, _ORIGINAL)
 def one_run_per_log(run: Run) -> Iterator[str]:
-    """A log has one start, one end of initialisation and one end."""
+    """A log has one `init_stop`, one `run_start` and one `run_stop`."""
     for key in ("init_stop", "run_start", "run_stop"):
         found = run.all(key)
         if len(found) != 1:
@@ -59,7 +59,7 @@ def one_run_per_log(run: Run) -> Iterator[str]:
 
 @rule("order-of-events", RUN_RESULTS, _ORIGINAL)
 def order_of_events(run: Run) -> Iterator[str]:
-    """init_start, init_stop, run_start, training, run_stop."""
+    """The order is `init_start`, `init_stop`, `run_start`, `run_stop`."""
     order = [run.first(key) for key in ("init_start", "init_stop", "run_start", "run_stop")]
     present = [line for line in order if line is not None]
     for earlier, later in pairwise(present):
@@ -69,7 +69,7 @@ def order_of_events(run: Run) -> Iterator[str]:
 
 @rule("data-before-the-clock", RUN_RESULTS, "The clock starts before any data is touched.")
 def data_before_the_clock(run: Run) -> Iterator[str]:
-    """Nothing is trained or evaluated before run_start."""
+    """Nothing is trained or evaluated before `run_start`."""
     start = run.first("run_start")
     for line in run.all(*_TRAINING[:-1]):
         if start is not None and line.number < start.number:
@@ -79,7 +79,7 @@ def data_before_the_clock(run: Run) -> Iterator[str]:
 
 @rule("nothing-after-the-end", RUN_RESULTS, _ORIGINAL)
 def nothing_after_the_end(run: Run) -> Iterator[str]:
-    """No training or evaluation after run_stop."""
+    """Nothing is trained or evaluated after `run_stop`; statistics may follow."""
     stop = run.first("run_stop")
     for line in run.all(*_TRAINING):
         if stop is not None and line.number > stop.number:
@@ -105,7 +105,7 @@ def clock_goes_forward(run: Run) -> Iterator[str]:
 
 @rule("no-gap-before-the-clock", RUN_RESULTS, _REPEAT)
 def no_gap_before_the_clock(run: Run) -> Iterator[str]:
-    """The time between init_stop and run_start would count nowhere."""
+    """`run_start` follows `init_stop` at once: time between them would count nowhere."""
     stop, start = run.first("init_stop"), run.first("run_start")
     if stop is None or start is None:
         return
@@ -132,7 +132,7 @@ def stops_at_the_target(run: Run) -> Iterator[str]:
 
 @rule("status-is-true", RUN_RESULTS, _ORIGINAL, closed_only=True)
 def status_is_true(run: Run) -> Iterator[str]:
-    """``success`` means that the last evaluation reached the target, ``aborted`` that it did not."""
+    """`success` means that the last evaluation reached the target, `aborted` that it did not."""
     stop, evaluations = run.first("run_stop"), run.all("eval_accuracy")
     if stop is None:
         return
@@ -150,7 +150,7 @@ def status_is_true(run: Run) -> Iterator[str]:
 
 @rule("blocks-are-whole", RUN_RESULTS, _ORIGINAL)
 def blocks_are_whole(run: Run) -> Iterator[str]:
-    """Blocks of training, and evaluations, have a start and a stop each."""
+    """Each block of training and each evaluation has a start and a stop."""
     for kind in ("block", "eval"):
         open_line: LogLine | None = None
         for line in run.all(f"{kind}_start", f"{kind}_stop"):
@@ -169,7 +169,7 @@ def blocks_are_whole(run: Run) -> Iterator[str]:
     closed_only=True,
 )
 def not_resumed(run: Run) -> Iterator[str]:
-    """The run was not interrupted."""
+    """The run was not interrupted: MLCommons' text leaves open whether a resumed run counts."""
     for line in run.all("run_resumed"):
         same = line.value.get("same_nodes") if isinstance(line.value, dict) else None
         where = "" if same is None else f" on {'the same' if same else 'other'} nodes"
@@ -183,7 +183,7 @@ def not_resumed(run: Run) -> Iterator[str]:
     closed_only=True,
 )
 def resumed_on_the_same_ranks(run: Run) -> Iterator[str]:
-    """The system of a run does not change."""
+    """A run keeps its number of ranks."""
     counts = [line.value.get("num_ranks") for line in run.all("run_resumed") if _is_ranks(line)]
     first = num_ranks(run.system)
     if first and counts:
@@ -239,7 +239,7 @@ _SAMPLES_ORIGINAL = "Give the original log; fluxtrain counts each sample once."
 
 @rule("training-set", "6.5", "Train on the whole of MLCommons' training set.", closed_only=True)
 def training_set(run: Run) -> Iterator[str]:
-    """1,099,776 samples."""
+    """The training set has 1,099,776 samples."""
     for line in run.all("train_samples"):
         if line.value != MLPERF_TRAINING_SET:
             yield f"{line.place} is {line.value}; needed: {MLPERF_TRAINING_SET}"
@@ -247,7 +247,7 @@ def training_set(run: Run) -> Iterator[str]:
 
 @rule("whole-batches", "6.6", _SAMPLES_ORIGINAL)
 def whole_batches(run: Run) -> Iterator[str]:
-    """Every count of samples is a number of whole batches."""
+    """Each count of samples is a number of whole batches."""
     batch = run.number("global_batch_size")
     if not batch or batch < 1:
         return
@@ -339,7 +339,7 @@ _SHOWN = 4
     closed_only=True,
 )
 def evaluation_cadence(run: Run) -> Iterator[str]:
-    """Every 262,144 samples, rounded up to whole batches, and at no other place."""
+    """A run is evaluated each 262,144 samples, rounded up to whole batches, and nowhere else."""
     every = cadence(run)
     found = [line.samples for line in run.all("eval_accuracy")]
     if every is None or not found:
@@ -373,7 +373,7 @@ def evaluation_is_a_number(run: Run) -> Iterator[str]:
     "whole-evaluation-set", QUALITY, "Use the whole of MLCommons' validation set.", closed_only=True
 )
 def whole_evaluation_set(run: Run) -> Iterator[str]:
-    """All 29,696 samples, in every evaluation that says how many it used."""
+    """Each evaluation that states its samples used all 29,696."""
     stated = [line for line in run.all("eval_samples")]
     counted = [(line, line.value) for line in stated]
     for line in run.all("eval_accuracy"):
@@ -392,7 +392,7 @@ def whole_evaluation_set(run: Run) -> Iterator[str]:
     closed_only=True,
 )
 def target_of_the_benchmark(run: Run) -> Iterator[str]:
-    """A stated target is the benchmark's."""
+    """A stated target is the benchmark's, 0.586."""
     for line in run.all("target_accuracy"):
         if line.value != MLPERF_TARGET_LOSS:
             yield f"{line.place} is {line.value}; needed: {MLPERF_TARGET_LOSS}"
@@ -400,7 +400,7 @@ def target_of_the_benchmark(run: Run) -> Iterator[str]:
 
 @rule("evaluation-takes-time", QUALITY, "Give the original log.", closed_only=True)
 def evaluation_takes_time(run: Run) -> Iterator[str]:
-    """An evaluation of the whole set is not over at once."""
+    """No evaluation is over in the millisecond in which it starts."""
     start: LogLine | None = None
     for line in run.all("eval_start", "eval_accuracy"):
         if line.key == "eval_start":
@@ -462,7 +462,7 @@ _PAIR = "Give the log and the config.json of the same run."
 
 @rule("log-is-of-its-configuration", "9.1", _PAIR)
 def log_is_of_its_configuration(run: Run) -> Iterator[str]:
-    """Values in the log are those of config.json."""
+    """Seed, batch, rate, warm-up, optimizer and submitter are those of `config.json`."""
     for key, field in _FIELDS.items():
         if run.config is None or run.first(key) is None or not _has(run.config, field):
             continue
@@ -475,7 +475,7 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
 
 @rule("configuration-is-valid", "9.1", "Give the config.json that the run wrote.")
 def configuration_is_valid(run: Run) -> Iterator[str]:
-    """config.json is a configuration."""
+    """`config.json` is a configuration; the finding names its path and its fields."""
     if run.config or run.config_file is not None:
         try:
             _ = run.resolved
@@ -485,7 +485,7 @@ def configuration_is_valid(run: Run) -> Iterator[str]:
 
 @rule("precision-is-stated", "5.2", _PAIR)
 def precision_is_stated(run: Run) -> Iterator[str]:
-    """The formats in the log are those of config.json."""
+    """The formats in the log are those of `config.json`."""
     if run.config is None:
         return
     names = {str(name): text for name, text in PRECISION_NAMES.items()}
@@ -503,7 +503,7 @@ def precision_is_stated(run: Run) -> Iterator[str]:
 
 @rule("benchmark-configuration", "9.1", _OPEN, closed_only=True)
 def benchmark_configuration(run: Run) -> Iterator[str]:
-    """The configuration has the values that the closed division prescribes."""
+    """`config.json` has the values that the closed division prescribes."""
     if run.config is None:
         return
     preset = run.config.get("preset")
@@ -529,7 +529,7 @@ def benchmark_data(run: Run) -> Iterator[str]:
     closed_only=True,
 )
 def caches_are_flushed(run: Run) -> Iterator[str]:
-    """Every cache_clear is true, and before the run."""
+    """Each `cache_clear` is true, and before `run_start`."""
     start = run.first("run_start")
     for line in run.all("cache_clear"):
         if line.value is not True and str(line.value).lower() != "true":
@@ -540,7 +540,7 @@ def caches_are_flushed(run: Run) -> Iterator[str]:
 
 @rule("batch-is-of-its-parts", "9.1", "Give the log and the system description of the same run.")
 def batch_is_of_its_parts(run: Run) -> Iterator[str]:
-    """Micro batch x accumulation x ranks is the global batch, but for weight-0 samples that fill it up."""
+    """Micro batch × accumulation × ranks is the global batch, but for padding of weight 0."""
     if not run.all("run_resumed"):
         yield from batch_faults(run, run.system)
 
@@ -610,7 +610,7 @@ def enclosed_name(number: int | str) -> str:
     "Give the log and the chain that the run wrote; fluxtrain mlperf verify compares them.",
 )
 def log_follows_its_chain(run: Run) -> Iterator[str]:
-    """The log has the lines of its chain, and the chain has the heads that the operator saw, where known."""
+    """A log has the lines of its chain, and the chain the heads that the operator saw, if known."""
     path = chain_of(run)
     if path is None:
         return
