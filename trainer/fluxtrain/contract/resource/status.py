@@ -70,7 +70,7 @@ class CountedRestarts(StatusModel):
     generation: ApiCount = 0
     """The newest generation whose end is counted; those before it are too."""
     process: ApiCount = 0
-    """Restarts of processes in all attempts, as far as agents told them."""
+    """Restarts of processes in all attempts, as far as agents reported them."""
 
 
 class Restarts(StatusModel):
@@ -171,7 +171,7 @@ class ProgressStatus(StatusModel):
     phase_seconds: Annotated[dict[str, float], Field(max_length=16)] = {}
     """Seconds that rank 0's present process has spent in each phase."""
     straggler: StragglerStatus | None = None
-    """The rank that all others wait for; null if there is none. Nothing is restarted for it."""
+    """The rank that all ranks wait for; null if there is none. Nothing is restarted for it."""
 
 
 class TimeSpent(StatusModel):
@@ -289,7 +289,7 @@ class Status(StatusModel):
     checkpoint: CheckpointStatus | None = None
     """The checkpoint that a restart resumes from."""
     log_heads: Annotated[list[LogHead], Field(max_length=MAX_LOG_HEADS)] = []
-    """Heads of the chain of the MLPerf log, as the trainer told them while it ran, the oldest first;
+    """Heads of the chain of the MLPerf log, as the trainer reported them while it ran, the oldest first;
     `fluxtrain mlperf verify --status` compares the log with them."""
     start_time: Annotated[str, Field(max_length=64)] | None = None
     """When a pod was first admitted and past all scheduling gates; set once."""

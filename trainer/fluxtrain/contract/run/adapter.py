@@ -123,7 +123,7 @@ class ClipAdapterConfig(StrictModel):
     rate: Ratio = 1.0
     """Factor of the learning rate."""
     up: Ratio | None = None
-    """Factor of the learning rate of its matrices B, beside ``rate``: LoRA+; null: ``adapter.rates.up``."""
+    """Factor of the learning rate of its matrices B, next to ``rate``: LoRA+; null: ``adapter.rates.up``."""
 
     @property
     def is_one(self) -> bool:
@@ -238,10 +238,10 @@ class AdapterConfig(StrictModel):
     fused layer."""
 
     dropout: Dropout = 0.0
-    """Probability with which each value of A x is 0 while training; the others are scaled up by
+    """Probability with which each value of A x is 0 while training; the rest is scaled up by
     1 / (1 - dropout)."""
     rank_dropout: Dropout = 0.0
-    """Probability with which a sample's A x is 0 in one of its ranks, for all tokens; the others are scaled
+    """Probability with which a sample's A x is 0 in one of its ranks, for all tokens; the rest is scaled
     up in the same way."""
     module_dropout: Dropout = 0.0
     """Probability with which a sample has no adapter in one layer; nothing is scaled. The draws of all three

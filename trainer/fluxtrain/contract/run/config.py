@@ -222,7 +222,7 @@ class ParallelConfig(StrictModel):
     offload_blocks: Count = 0
     """Blocks, evenly spaced, whose frozen weights are in page-locked host memory, not in the GPU's; only with
     ``adapter``. They are copied while the blocks between compute, to two buffers that stay on the GPU, so two
-    blocks or fewer save nothing. Each rank has them whole. ``fluxtrain plan`` tells the memory of both, and
+    blocks or fewer save nothing. Each rank has them whole. ``fluxtrain plan`` prints the memory of both, and
     whether the copies take longer than the step."""
     compile: bool | None = None
     """Compile each block with torch.compile before training starts; null: on GPUs that have Triton and a C
