@@ -90,7 +90,7 @@ format: setup ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-generate: setup ## write manifests/crd.yaml, docs/crd.md, docs/config.md from the models
+generate: setup ## write manifests/crd.yaml and the generated pages of docs from the code
 	$(BIN)/python -m fluxtrain_operator.generate
 
 golden: setup ## write the golden files anew; review the diff like code
