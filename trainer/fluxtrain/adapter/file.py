@@ -477,14 +477,6 @@ def _pattern_value(pattern: Mapping[str, float], name: str, default: float) -> f
     return default
 
 
-def dtype_of(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the type of most values in ``tensors``; those of scales and magnitudes are few."""
-    counts = Counter[torch.dtype]()
-    for tensor in tensors.values():
-        counts[tensor.dtype] += tensor.numel()
-    return counts.most_common(1)[0][0]
-
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_BYTES = 1 << 33
 """Of a LoRA: one of rank 512 of all layers has some 5 GB."""
@@ -530,7 +522,10 @@ def read_adapter(path: Path) -> AdapterFile:
     if not adapter:
         raise DataError(f"{path}: it has no LoRA of the transformer or of CLIP-L")
     _require_finite(path, tensors)
-    return AdapterFile(path, adapter, metadata, dtype_of(tensors), tuple(ignored))
+    counts = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        counts[tensor.dtype] += tensor.numel()
+    return AdapterFile(path, adapter, metadata, counts.most_common(1)[0][0], tuple(ignored))
 
 
 def write_adapter(

@@ -27,7 +27,8 @@ def write_report(config: RunConfig, output: Path, num_ranks: int, results: Seque
         if result.trial.num_ranks == num_ranks and result.trial.has_equal_batches
     ]
     studies = _wanted(config, results)
-    figures = _published(config, on_all)
+    settings = dict.fromkeys(result.trial.setting for result in on_all)
+    figures = [figure for setting in settings for figure in published(config, setting)]
     sizes = [r.measurement.device_memory_bytes for r in on_all if r.measurement]
     save_plot(output / PLOT_FILE, on_all, studies, figures, next(iter(sizes), None))
     parts = [render([result.row() for result in on_all])]
@@ -46,11 +47,6 @@ def _wanted(config: RunConfig, results: Sequence[Result]) -> list[Scaling]:
         if study.kind in config.benchmark.scaling
         and (study.kind == "weak" or study.results[0].trial.global_batch_size == batch)
     ]
-
-
-def _published(config: RunConfig, results: Sequence[Result]) -> list[Published]:
-    settings = dict.fromkeys(result.trial.setting for result in results)
-    return [figure for setting in settings for figure in published(config, setting)]
 
 
 def _compared(figure: Published, results: Sequence[Result]) -> str:

@@ -91,15 +91,11 @@ class Trial:
         sizes = self.setting.num_sizes
         return math.ceil(max(1, config.benchmark.steps // NUM_PARTS) / sizes) * sizes
 
-    def warmup_parts(self, config: RunConfig) -> int:
-        """Return how many parts come before those that are measured."""
-        steps = config.benchmark.warmup_steps if self.is_measured else 0
-        return math.ceil(steps / self.part_steps(config))
-
     def num_steps(self, config: RunConfig) -> int:
         """Return the steps of the trial."""
         parts = NUM_PARTS if self.is_measured else 1
-        return self.part_steps(config) * (self.warmup_parts(config) + parts)
+        steps = config.benchmark.warmup_steps if self.is_measured else 0
+        return self.part_steps(config) * (math.ceil(steps / self.part_steps(config)) + parts)
 
     def config(self, config: RunConfig) -> RunConfig:
         """Return the training that this trial takes the first steps of; it saves and evaluates nothing."""

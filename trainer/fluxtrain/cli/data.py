@@ -143,21 +143,6 @@ def _require_replaceable(file: Path) -> None:
     raise ConfigError("--contact-sheet", str(file), text)
 
 
-def _require_no_picture(file: Path, config: RunConfig, root: Path) -> None:
-    """Raise ConfigError if the contact sheet ``file`` would be a picture of the run."""
-    from fluxtrain.data.pictures.subset import subsets
-
-    folders = list[Path]()
-    with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
-        for subset in subsets(config.data, root):
-            folders += filter(None, (subset.folder, subset.masks))
-    place = file.resolve()
-    for folder in folders:
-        if place.name != FILE and place.is_relative_to(folder.resolve()):
-            text = f"is in {folder} and would be one of its pictures; put it elsewhere, or call it {FILE}"
-            raise ConfigError("--contact-sheet", str(file), text)
-
-
 def _config(arguments: argparse.Namespace) -> RunConfig:
     """Return the config of the file, or of a LoRA of SOURCE, with any seed."""
     from fluxtrain.state.random_seed import with_any_seed
@@ -170,7 +155,17 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         config = resolve(merge(run, overrides))
     if config.data.images is None:
         raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
-    _require_no_picture(arguments.contact_sheet, config, _root(arguments))
+    from fluxtrain.data.pictures.subset import subsets
+
+    folders = list[Path]()
+    with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+        for subset in subsets(config.data, _root(arguments)):
+            folders += filter(None, (subset.folder, subset.masks))
+    place = arguments.contact_sheet.resolve()
+    for folder in folders:
+        if place.name != FILE and place.is_relative_to(folder.resolve()):
+            text = f"is in {folder} and would be one of its pictures; put it elsewhere, or call it {FILE}"
+            raise ConfigError("--contact-sheet", str(arguments.contact_sheet), text)
     return with_any_seed(config)
 
 
@@ -302,7 +297,18 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     yield f"{source}: {_counted(len(found.used), 'picture')} can be used ({kinds})"
     yield from _folders(found)
     yield _sizes(found, config)
-    yield from _training(config, check)
+    schedule, samples = config.schedule, sum(check.samples.values())
+    epochs = schedule.epochs or check.steps / check.steps_per_epoch
+    yield (
+        f"an epoch: {_counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
+        f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
+    )
+    if check.held_out:
+        yield f"held out for the evaluation: {_counted(check.held_out, 'picture')}, at eight timesteps each"
+    yield (
+        f"to encode: {check.latents} latents and {check.captions} captions, the empty one too; "
+        f"{binary(check.cache_bytes)}"
+    )
     if config.data.buckets is not None:
         yield from _buckets(config, check, names_all)
     most = len(found.looks) + len(found.skipped) if names_all else _MAX_NAMED
@@ -370,21 +376,6 @@ def _sizes(found: Inspection, config: RunConfig) -> str:
     trained = f"{side} x {side}" if config.data.buckets is None else "the sizes below"
     masks = sum(look.picture.mask_path is not None for look in found.used)
     return f"sizes: {ends} pixels; trained at {trained}" + f"; {masks} have masks" * bool(masks)
-
-
-def _training(config: RunConfig, check: PictureCheck) -> Iterator[str]:
-    schedule, samples = config.schedule, sum(check.samples.values())
-    epochs = schedule.epochs or check.steps / check.steps_per_epoch
-    yield (
-        f"an epoch: {_counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
-        f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
-    )
-    if check.held_out:
-        yield f"held out for the evaluation: {_counted(check.held_out, 'picture')}, at eight timesteps each"
-    yield (
-        f"to encode: {check.latents} latents and {check.captions} captions, the empty one too; "
-        f"{binary(check.cache_bytes)}"
-    )
 
 
 def _buckets(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator[str]:

@@ -79,7 +79,10 @@ def action(arguments: argparse.Namespace) -> int:
     if nodes is not None:
         if config.task == "prepare":
             raise ConfigError("--nodes", UNSET, "the task prepare runs on one node")
-        _require_fixed(config, nodes)
+        count = nodes.min_nodes, nodes.wanted_nodes
+        if is_closed(config) and count[0] < count[1]:
+            text = f"the closed division needs a fixed number (training rules {SAME_SYSTEM}); {TO_LEAVE}"
+            raise ConfigError("--nodes", "{}:{}".format(*count), text)
         find_endpoint(nodes)
     _require_gpus(job, arguments.cpu)  # imports torch: only once the file is validated
     paths = _paths(arguments, job.metadata.name)
@@ -106,15 +109,6 @@ def _run(
     processes = arguments.processes or torchrun.default_processes()
     restarts = job.spec.restart.max_restarts
     return report_end(*several_nodes.run(config, paths, processes, nodes, restarts))
-
-
-def _require_fixed(config: RunConfig, nodes: Nodes) -> None:
-    count = nodes.min_nodes, nodes.wanted_nodes
-    if is_closed(config) and count[0] < count[1]:
-        text = (
-            f"the closed division needs a fixed number (training rules {SAME_SYSTEM}); {TO_LEAVE}"
-        )
-        raise ConfigError("--nodes", "{}:{}".format(*count), text)
 
 
 def _require_gpus(job: FluxTraining, cpu: bool) -> None:
@@ -340,7 +334,12 @@ def print_plan(arguments: argparse.Namespace) -> int:
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
     if arguments.verify:
-        _require_no_speed(arguments)
+        for option in ("mfu", "measured"):
+            if (value := getattr(arguments, option)) is not None:
+                text = (
+                    "must be left out with --verify, which compares memory and traffic, not speed"
+                )
+                raise ConfigError(f"--{option}", str(value), text)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
     root = arguments.data or Path(reference_environment.root("data", os.environ).value)
@@ -356,14 +355,6 @@ def print_plan(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK
-
-
-def _require_no_speed(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError if ``arguments`` ask for a speed too, which is not verified."""
-    for option in ("mfu", "measured"):
-        if (value := getattr(arguments, option)) is not None:
-            text = "must be left out with --verify, which compares memory and traffic, not speed"
-            raise ConfigError(f"--{option}", str(value), text)
 
 
 def _verify(

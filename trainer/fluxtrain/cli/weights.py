@@ -155,7 +155,13 @@ def _resize(arguments: argparse.Namespace) -> int:
     print(
         f"rank {arguments.rank} keeps {1 - rest / max(squares, 1e-30):.2%} of the squared updates"
     )
-    _print_smaller(adapter, arguments.rank)
+    from fluxtrain.adapter.updates import low_rank
+
+    ranks = [update.rank for update in low_rank(adapter).values() if update.rank < arguments.rank]
+    if ranks:
+        kept = ", ".join(map(str, sorted(set(ranks))))
+        count = f"{len(ranks)} of {len(adapter)} layers"
+        print(f"{count} keep their smaller rank ({kept}): a larger one only adds zeros")
     return _write(arguments, adapter, file)
 
 
@@ -254,17 +260,6 @@ def _require(option: str, value: str, allowed: object) -> None:
     names = list(allowed)  # type: ignore[call-overload]
     if value not in names:
         raise ConfigError(option, value, f"must be one of {', '.join(names)}")
-
-
-def _print_smaller(adapter: Adapter, rank: int) -> None:
-    """Print how many layers of ``adapter`` have less than ``rank``, as there is nothing to add to them."""
-    from fluxtrain.adapter.updates import low_rank
-
-    ranks = [update.rank for update in low_rank(adapter).values() if update.rank < rank]
-    if ranks:
-        kept = ", ".join(map(str, sorted(set(ranks))))
-        count = f"{len(ranks)} of {len(adapter)} layers"
-        print(f"{count} keep their smaller rank ({kept}): a larger one only adds zeros")
 
 
 def _print_ignored(file: AdapterFile) -> None:

@@ -213,19 +213,16 @@ class BucketOrder:
     def _epoch(self, epoch: int) -> _Epoch:
         if epoch not in self._epochs:
             self._epochs = {e: kept for e, kept in self._epochs.items() if e == epoch - 1}
-            self._epochs[epoch] = self._make_epoch(epoch)
+            if self.is_sequential:  # a batch has its place where its last sample has
+                by_size = np.argsort(self._of_samples, kind="stable")
+                samples, batches = by_size, np.argsort(by_size[self._ends - 1])
+            else:
+                order = draws.epoch_order(self.seed, epoch, len(self.sizes))
+                samples = order[np.argsort(self._of_samples[order], kind="stable")]
+                batches = draws.batch_order(self.seed, epoch, self.batches_per_epoch)
+            counts = (self._ends - self._starts)[batches]
+            self._epochs[epoch] = _Epoch(samples, batches, np.cumsum([0, *counts]))
         return self._epochs[epoch]
-
-    def _make_epoch(self, epoch: int) -> _Epoch:
-        if self.is_sequential:  # a batch has its place where its last sample has
-            by_size = np.argsort(self._of_samples, kind="stable")
-            samples, batches = by_size, np.argsort(by_size[self._ends - 1])
-        else:
-            order = draws.epoch_order(self.seed, epoch, len(self.sizes))
-            samples = order[np.argsort(self._of_samples[order], kind="stable")]
-            batches = draws.batch_order(self.seed, epoch, self.batches_per_epoch)
-        counts = (self._ends - self._starts)[batches]
-        return _Epoch(samples, batches, np.cumsum([0, *counts]))
 
     @property
     def _of_samples(self) -> Array:

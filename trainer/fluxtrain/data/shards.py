@@ -395,17 +395,12 @@ def write_shard(
     steps = [step for step in timesteps if step is not None]
     if len(steps) == len(timesteps):
         stored["timestep"] = torch.tensor(steps, dtype=torch.int32)
-    sums = _checksums([sample_views(stored[field]) for field in FIELDS])
+    sums = [
+        reduce(lambda crc, view: zlib.crc32(view, crc), sample, 0)
+        for sample in zip(*[sample_views(stored[field]) for field in FIELDS], strict=True)
+    ]
     _write_text(path.with_suffix(".json"), json.dumps({**texts, "crc32": sums}, ensure_ascii=False))
     save_aligned(path, stored)
-
-
-def _checksums(fields: list[list[memoryview]]) -> list[int]:
-    """Return each sample's CRC-32 over its ``fields`` in their order."""
-    return [
-        reduce(lambda crc, view: zlib.crc32(view, crc), sample, 0)
-        for sample in zip(*fields, strict=True)
-    ]
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -97,21 +97,23 @@ class HttpClient:
     """Seconds before the second attempt; doubled before each later one."""
     min_rate: float = 1024.0
 
-    def wait_before_retry(self, attempt: int) -> None:
-        """Sleep after the failed attempt number ``attempt``, counted from 1."""
-        time.sleep(min(60.0, self.backoff * 2 ** (attempt - 1)))
-
     def read_small(self, url: str) -> bytes:
         """Return the content of ``url``, at most 64 MiB; DownloadError if it cannot be downloaded."""
         message = ""
         for attempt in range(1, self.attempts + 1):
             try:
                 with self.open(url, 0) as stream:
-                    return self._read_all(stream)
+                    content = b""
+                    for block in stream.blocks(self.timeout, self.min_rate):
+                        content += block
+                        if len(content) > MAX_SMALL_BYTES:
+                            raise RetryableError(f"more than {MAX_SMALL_BYTES} bytes")
+                    stream.require_total(len(content))
+                    return content
             except RetryableError as error:
                 message = str(error)
             if attempt < self.attempts:
-                self.wait_before_retry(attempt)
+                time.sleep(min(60.0, self.backoff * 2 ** (attempt - 1)))
         raise DownloadError(f"{redacted(url)}: {message}; tried {self.attempts} times")
 
     @contextmanager
@@ -129,15 +131,6 @@ class HttpClient:
             return
         with _request(url, offset, self.timeout, version) as response:
             yield _byte_stream(response, offset)
-
-    def _read_all(self, stream: ByteStream) -> bytes:
-        content = b""
-        for block in stream.blocks(self.timeout, self.min_rate):
-            content += block
-            if len(content) > MAX_SMALL_BYTES:
-                raise RetryableError(f"more than {MAX_SMALL_BYTES} bytes")
-        stream.require_total(len(content))
-        return content
 
 
 def is_url(text: str) -> bool:

@@ -147,19 +147,6 @@ def recomputation(reading: Reading, name: str) -> Values:
     return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
 
 
-def two_numbers(reading: Reading, name: str) -> tuple[float, float]:
-    """Return the value of ``name``, a list or a text such as "0.9,0.999", as two numbers."""
-    value = reading.value(name)
-    parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
-    try:
-        numbers = [float(part) for part in parts] if isinstance(parts, list) else []
-    except (TypeError, ValueError):
-        numbers = []
-    if len(numbers) != 2:
-        raise reading.wrong(name, "must be two numbers, such as 0.9,0.999")
-    return numbers[0], numbers[1]
-
-
 def of_images(folders: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
     """Return the conversion of an option of the images, which one of the options ``folders`` names."""
 
@@ -313,7 +300,15 @@ class Optimizers:
     def betas(self, reading: Reading, option: str) -> Values:
         """Return the decay rates, two numbers."""
         self._require(reading, option, ("adamw", "lion", "prodigy", "schedule_free_adamw"))
-        first, second = two_numbers(reading, option)
+        value = reading.value(option)
+        parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        try:
+            numbers = [float(part) for part in parts] if isinstance(parts, list) else []
+        except (TypeError, ValueError):
+            numbers = []
+        if len(numbers) != 2:
+            raise reading.wrong(option, "must be two numbers, such as 0.9,0.999")
+        first, second = numbers[0], numbers[1]
         return {"optim.beta1": first, "optim.beta2": second}
 
     def _require(self, reading: Reading, option: str, only: tuple[str, ...]) -> None:

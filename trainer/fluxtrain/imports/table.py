@@ -458,7 +458,11 @@ def read_document(path: Path, others: Sequence[str] = ()) -> object:
     if read is None:
         raise ConfigError(str(path), UNSET, f"must end in one of {', '.join([*readers, *others])}")
     document = read(read_text(path), str(path))
-    if _is_deep(document):
+    level = [document]  # without recursion
+    for _ in range(_DEEPEST):
+        lists = (list(it.values()) if isinstance(it, dict) else it for it in level)
+        level = [below for it in lists if isinstance(it, list) for below in it]
+    if level:
         raise ConfigError(str(path), UNSET, f"is nested more than {_DEEPEST} levels deep")
     return document
 
@@ -493,12 +497,3 @@ def _refuse(constant: str) -> object:
 def _reason(error: Exception) -> str:
     is_deep = isinstance(error, RecursionError)
     return "nested too deeply" if is_deep else str(error).splitlines()[0][:200]
-
-
-def _is_deep(document: object) -> bool:
-    """Return whether ``document`` has more than _DEEPEST levels; without recursion."""
-    level = [document]
-    for _ in range(_DEEPEST):
-        lists = (list(it.values()) if isinstance(it, dict) else it for it in level)
-        level = [below for it in lists if isinstance(it, list) for below in it]
-    return bool(level)

@@ -96,7 +96,14 @@ def local_volume(
     """
     prefix = f"fluxtrain-{os.getuid()}-"
     for left in parent.glob(f"{prefix}*"):
-        _remove_if_unused(left)
+        with suppress(OSError):  # another launcher has removed it, or it is no folder of this user
+            # one that a launcher uses is locked; the kernel unlocks it when that one is killed
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _is_locked_by(descriptor, left):
+                    shutil.rmtree(left)
+            finally:
+                os.close(descriptor)
     name = f"{output.resolve()}\0{node}" if node else str(output.resolve())
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     folder = parent / f"{prefix}{digest}"
@@ -125,17 +132,6 @@ def _create_locked(folder: Path) -> int:
             return descriptor
         os.close(descriptor)  # another launcher removes what looked unused
     raise FileExistsError(errno.EEXIST, "other launchers remove it", str(folder))
-
-
-def _remove_if_unused(folder: Path) -> None:
-    """Remove ``folder`` unless a launcher that runs has locked it; the kernel unlocks when one is killed."""
-    with suppress(OSError):  # another launcher has removed it, or it is no folder of this user
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if _is_locked_by(descriptor, folder):
-                shutil.rmtree(folder)
-        finally:
-            os.close(descriptor)
 
 
 def _is_locked_by(descriptor: int, folder: Path) -> bool:

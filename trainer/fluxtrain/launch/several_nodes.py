@@ -70,7 +70,9 @@ def run(
     endpoint = find_endpoint(nodes)
     counts = [number * processes for number in nodes.sizes()]
     torchrun.check_before_starting(config, paths, counts)
-    setup = describe_setup(config, processes)
+    # what the trainers of all nodes must have in common
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+    setup = f"fluxtrain {__version__} with {processes} processes and config {digest}"
     arguments = [
         f"--nnodes={nodes.min_nodes}:{nodes.wanted_nodes}",
         f"--nproc-per-node={processes}",
@@ -93,12 +95,6 @@ def run(
                 return code, message
     except SignalException:
         return EXIT_STOPPED, "stopped before training began"
-
-
-def describe_setup(config: RunConfig, processes: int) -> str:
-    """Return what the trainers of all nodes must have in common, on one line."""
-    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
-    return f"fluxtrain {__version__} with {processes} processes and config {digest}"
 
 
 @contextmanager

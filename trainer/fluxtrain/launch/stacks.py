@@ -31,7 +31,10 @@ def _ask(proc: Path, rank: int, pid: int) -> RankProcess | None:
     """Send the signal to the process if it handles it; return None if it has ended."""
     with suppress(OSError, ValueError, IndexError):
         state = _after_name(proc / str(pid))[0]
-        asked, now = _handles_signal(proc / str(pid)), time.time()
+        lines = (proc / str(pid) / "status").read_text(encoding="utf-8").splitlines()
+        # a process without a handler of the signal would end
+        mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
+        asked, now = bool(int(mask, 16) & 1 << (STACKS_SIGNAL - 1)), time.time()
         if asked:
             os.kill(pid, STACKS_SIGNAL)
         return RankProcess(rank=rank, pid=pid, state=state, time=now, asked=asked)
@@ -63,10 +66,3 @@ def _rank(folder: Path) -> int:
 def _after_name(folder: Path) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; the name before may contain anything."""
     return (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-
-
-def _handles_signal(folder: Path) -> bool:
-    """Return whether the process has a handler of the signal; without one it would end."""
-    lines = (folder / "status").read_text(encoding="utf-8").splitlines()
-    mask = next(line.split()[1] for line in lines if line.startswith("SigCgt:"))
-    return bool(int(mask, 16) & 1 << (STACKS_SIGNAL - 1))

@@ -445,7 +445,9 @@ def _launch(
     vars(api)[LocalElasticAgent.__name__] = agent  # the launcher has no argument for it
     arguments = get_args_parser().parse_args([*torchrun_arguments, "-m", "fluxtrain.launch.rank"])
     launch_config, command, command_arguments = config_from_args(arguments)
-    _divide_cores(launch_config.nproc_per_node)
+    # torchrun's default is one thread for each process
+    cores = len(os.sched_getaffinity(0))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // launch_config.nproc_per_node)))
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", _NUM_RECORDED)
     if not torch.cuda.is_available():
         os.environ.update({**MALLOC_SETTINGS, **os.environ})
@@ -521,12 +523,6 @@ def write_config(config: RunConfig, output: Path) -> Path:
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     return path
-
-
-def _divide_cores(processes: int) -> None:
-    """Divide the cores among the processes' thread pools; torchrun's default is one thread each."""
-    cores = len(os.sched_getaffinity(0))
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
 
 
 def _failure_message(failure: ProcessFailure) -> tuple[int, str]:

@@ -51,7 +51,10 @@ _KILLED = "the process was killed between the two writes"
 def compare(log: bytes, records: Sequence[Record], verdict: Verdict) -> None:
     """Name the first line of ``log`` that is not that of the chain's ``records``."""
     texts, torn = log_lines(log)
-    if (number := _first_stranger(log)) is not None:
+    token = TOKEN.encode()
+    lines = log.split(b"\n")
+    strangers = (number for number, line in enumerate(lines[:-1], 1) if not line.startswith(token))
+    if (number := next(strangers, None)) is not None:
         verdict.find(
             f"line {number} was inserted: the run wrote no line without {TOKEN} at its beginning"
         )
@@ -79,14 +82,6 @@ def log_lines(content: bytes) -> tuple[list[str], str]:
     *whole, last = content.decode("latin-1").split("\n")
     texts = [TOKEN + line.rsplit(TOKEN, 1)[1] for line in whole if TOKEN in line]
     return texts, TOKEN + last.rsplit(TOKEN, 1)[1] if TOKEN in last else last
-
-
-def _first_stranger(content: bytes) -> int | None:
-    """Return the number of the first line that does not begin with the token; the last one may be torn."""
-    token = TOKEN.encode()
-    lines = content.split(b"\n")
-    strangers = (number for number, line in enumerate(lines[:-1], 1) if not line.startswith(token))
-    return next(strangers, None)
 
 
 def first_difference(texts: Sequence[str], chained: Sequence[str]) -> str:

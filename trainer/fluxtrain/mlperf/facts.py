@@ -402,18 +402,6 @@ def init_events(facts: RunFacts) -> Iterator[Event]:
     The division must come before ``init_stop`` (it sets the time limit of the initialisation) and, since
     6.1.0, the global batch size before the evaluation frequency (which is checked against it).
     """
-    yield from _submission(facts)
-    yield from _work(facts)
-    yield from _optimizer(facts.config)
-    yield from _disclosure(facts)
-    yield "seed", facts.config.drawn_seed
-    if facts.machine:
-        yield SYSTEM_KEY, dict(facts.machine)
-    yield from events(facts.nodes)
-    yield RANKS_KEY, facts.ranks
-
-
-def _submission(facts: RunFacts) -> Iterator[Event]:
     submitter = facts.config.logging.mlperf
     yield "submission_benchmark", "flux1"
     yield "submission_org", submitter.organization
@@ -422,6 +410,14 @@ def _submission(facts: RunFacts) -> Iterator[Event]:
         yield DIVISION_KEY, division_value("open", facts.violations)
     yield "submission_status", submitter.status
     yield "submission_platform", submitter.platform
+    yield from _work(facts)
+    yield from _optimizer(facts.config)
+    yield from _disclosure(facts)
+    yield "seed", facts.config.drawn_seed
+    if facts.machine:
+        yield SYSTEM_KEY, dict(facts.machine)
+    yield from events(facts.nodes)
+    yield RANKS_KEY, facts.ranks
 
 
 def division_value(division: str, broken: Iterable[Violation]) -> dict[str, object]:

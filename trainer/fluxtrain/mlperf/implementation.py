@@ -178,16 +178,6 @@ def parse_reasons(texts: Iterable[str]) -> dict[str, str]:
     return reasons
 
 
-def require_used(config: RunConfig, reasons: Mapping[str, str]) -> None:
-    """Raise ConfigError if there is a reason for what is not changed."""
-    if unused := unused_reasons(config, reasons):
-        changed = [each.topic for each in deviations(config, {}) if "." in each.topic]
-        text = (
-            f"is as in the reference, or no field; changed fields: {', '.join(changed) or 'none'}"
-        )
-        raise ConfigError("--reason", unused[0], text)
-
-
 def statement(found: Sequence[Deviation]) -> str:
     """Return the statement in Markdown: one row for each difference."""
     rows = [f"{row_of(each, each.reason or _NO_REASON)} |" for each in found]
@@ -260,7 +250,12 @@ class Statements:
 def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:
     """Return how ``run`` differs from the reference; raise ConfigError for a reason without a difference."""
     config = run.resolved
-    require_used(config, reasons)
+    if unused := unused_reasons(config, reasons):
+        changed = [each.topic for each in deviations(config, {}) if "." in each.topic]
+        text = (
+            f"is as in the reference, or no field; changed fields: {', '.join(changed) or 'none'}"
+        )
+        raise ConfigError("--reason", unused[0], text)
     found = list(deviations(config, reasons))
     steps = run.number("gradient_accumulation_steps") or 1
     return [*found, ACCUMULATION] if steps > 1 else found
@@ -307,7 +302,10 @@ def write_implementation(
 
 def _copy_sources(software: Software, target: Path) -> None:
     """Copy the sources that ran to ``target``; raise ConfigError if this program's are others."""
-    require_sources(software)
+    if source_digest(SOURCE) != software.source_sha256:
+        ran = software.revision or f"version {software.fluxtrain}, of an unknown commit"
+        text = f"not the sources that ran ({ran}); package with those"
+        raise ConfigError("fluxtrain", str(SOURCE), text)
     for path in sorted(SOURCE.rglob("*")):
         relative = path.relative_to(SOURCE)
         if path.is_file() and is_source(relative):
@@ -543,12 +541,6 @@ class Software:
         others = [f"{name}=={version}" for name, version in self.packages.items()]
         return "".join(f"{line}\n" for line in others if not line.startswith("fluxtrain=="))
 
-    def no_name(self) -> str | None:
-        """Return what is no name or version, so that it must not get into files that are run."""
-        known = (self.python, self.fluxtrain, self.revision)
-        texts = [*self.packages, *self.packages.values(), *filter(None, known)]
-        return next((text for text in texts if not _NAME.fullmatch(text)), None)
-
 
 def records(run: Run) -> list[NodeRecord]:
     """Return what the nodes of ``run`` reported."""
@@ -574,7 +566,9 @@ def ran_software(runs: Sequence[Run]) -> Software:
         for record in told:
             found[f"{run.name}, nodes {record.nodes}"] = _software(record)
     for place, each in found.items():
-        if (name := each.no_name()) is not None:
+        known = (each.python, each.fluxtrain, each.revision)
+        texts = [*each.packages, *each.packages.values(), *filter(None, known)]
+        if (name := next((text for text in texts if not _NAME.fullmatch(text)), None)) is not None:
             raise ConfigError(place, name, "is no name or version of a package, as a log has them")
     (first_place, first), *others = found.items()
     for place, other in others:
@@ -582,14 +576,6 @@ def ran_software(runs: Sequence[Run]) -> Software:
             text = f"ran other software than {first_place}: {_difference(first, other)}"
             raise ConfigError(place, UNSET, text)
     return first
-
-
-def require_sources(software: Software, folder: Path = SOURCE) -> None:
-    """Raise ConfigError unless ``folder`` holds the sources that ran."""
-    if source_digest(folder) != software.source_sha256:
-        ran = software.revision or f"version {software.fluxtrain}, of an unknown commit"
-        text = f"not the sources that ran ({ran}); package with those"
-        raise ConfigError("fluxtrain", str(folder), text)
 
 
 def _software(record: NodeRecord) -> Software:

@@ -85,7 +85,13 @@ def read_outputs(jobs: Sequence[Object], namespace: str | None) -> dict[str, dic
     for claim in sorted({name for job in jobs if (name := _claim(job))}):
         of_claim = [job for job in jobs if _claim(job) == claim]
         try:
-            texts |= _read_claim(claim, of_claim, namespace)
+            folders = {_folder(job): str(job["metadata"]["name"]) for job in of_claim}
+            with _running(claim, _trainer_spec(of_claim[0], namespace), namespace) as pod:
+                command = ("python3", "-c", _SCRIPT, json.dumps(FILES), *folders)
+                found = json.loads(kubectl(namespace, "exec", pod, "--", *command))
+            texts |= {
+                folders[folder]: files for folder, files in found.items() if MLPERF_FILE in files
+            }
         except ConfigError as error:
             print(f"{claim}: cannot be read, so pods' logs are ({error})", file=sys.stderr)
     return texts
@@ -119,16 +125,6 @@ def reader_pod(name: str, claim: str, trainer: Mapping[str, Any]) -> Object:
             **_kept(trainer, "securityContext", "imagePullSecrets"),
         },
     }
-
-
-def _read_claim(
-    claim: str, jobs: Sequence[Object], namespace: str | None
-) -> dict[str, dict[str, str]]:
-    folders = {_folder(job): str(job["metadata"]["name"]) for job in jobs}
-    with _running(claim, _trainer_spec(jobs[0], namespace), namespace) as pod:
-        command = ("python3", "-c", _SCRIPT, json.dumps(FILES), *folders)
-        found = json.loads(kubectl(namespace, "exec", pod, "--", *command))
-    return {folders[folder]: files for folder, files in found.items() if MLPERF_FILE in files}
 
 
 @contextmanager

@@ -475,7 +475,10 @@ def lines_until(path: Path, samples: int, config: RunConfig) -> list[LogLine]:
         return []
     if _has_more_steps(lines, samples, config):
         lines = [line for line in lines if line.key != "run_stop"]
-    return _without_open_evaluation(lines)
+    starts = [i for i, line in enumerate(lines) if line.key == "eval_start"]
+    if starts and not any(line.key == "eval_accuracy" for line in lines[starts[-1] :]):
+        del lines[starts[-1]]
+    return lines
 
 
 def rewrite(path: Path, lines: Iterable[LogLine]) -> None:
@@ -493,11 +496,3 @@ def _has_more_steps(lines: list[LogLine], samples: int, config: RunConfig) -> bo
     if target is not None and losses and isinstance(losses[-1], float) and losses[-1] <= target:
         return False
     return samples < config.schedule.steps * config.schedule.global_batch_size
-
-
-def _without_open_evaluation(lines: list[LogLine]) -> list[LogLine]:
-    """Remove an ``eval_start`` without a loss; only the last one can be."""
-    starts = [i for i, line in enumerate(lines) if line.key == "eval_start"]
-    if starts and not any(line.key == "eval_accuracy" for line in lines[starts[-1] :]):
-        del lines[starts[-1]]
-    return lines

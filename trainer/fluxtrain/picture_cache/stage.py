@@ -149,15 +149,12 @@ class _Stage:
 
     def _count(self) -> int:
         """Return how much of the work is done, by any rank."""
-        return count_done(self.work)
-
-
-def count_done(work: CachedPictures) -> int:
-    """Return how many of the missing pictures and captions of ``work`` are in the cache by now."""
-    existing, cache = work.cache.existing(), work.cache
-    names = [f"pictures/{cache.record_path(picture).name}" for picture in work.missing_pictures]
-    names += [f"texts/{cache.text_path(caption).name}" for caption in work.missing_texts]
-    return sum(name in existing for name in names)
+        existing, cache = self.work.cache.existing(), self.work.cache
+        names = [
+            f"pictures/{cache.record_path(picture).name}" for picture in self.work.missing_pictures
+        ]
+        names += [f"texts/{cache.text_path(caption).name}" for caption in self.work.missing_texts]
+        return sum(name in existing for name in names)
 
 
 def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPictures | None:

@@ -86,9 +86,11 @@ class CachedPictures:
         entries = [self._entry(sample) for sample in found.samples]
         evaluated = [_evaluated(self._entry(sample)) for sample in found.validation]
         folder, verify = self.cache.folder, config.data.verify_checksums
+        path = self.cache.text_path("")
+        spans = read_header(path)
         return OpenedPictures(
             PictureDataset(folder, entries, verify),
-            self._empty_text(),
+            (read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])),
             PictureDataset(folder, evaluated, verify) if evaluated else None,
         )
 
@@ -140,11 +142,6 @@ class CachedPictures:
                 f"{self.cache.record_path(picture)}: was removed or damaged while the run started"
             )
         return record
-
-    def _empty_text(self) -> EmptyText:
-        path = self.cache.text_path("")
-        spans = read_header(path)
-        return read_tensor(path, spans["txt"]), read_tensor(path, spans["vec"])
 
     def write_report(self, output: Path, skipped: dict[str, str], found: TrainingSet) -> None:
         """Write what is used, skipped and left out to ``output``."""
@@ -261,7 +258,10 @@ def find_work(
     check_files(config.encoders, paths.models)
     cache = open_cache(config, paths)
     cache.make_folders()
-    _remove_stale(cache.folder)
+    for path in cache.folder.glob("*/.*.partial"):  # of killed processes
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
     pictures = training_pictures(listed)
     existing = cache.existing()
     if stored is not None:
@@ -415,14 +415,6 @@ def open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
     has_crops = data.variants is not None and data.variants.crops > 1
     sizes = [data.image_size, buckets, config.drawn_seed if has_crops else None]
     return PictureCache(folder, json.dumps(images), json.dumps(texts), json.dumps(sizes))
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes began to write."""
-    for path in folder.glob("*/.*.partial"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
 
 
 def encoding_bar(is_shown: bool, work: CachedPictures) -> ProgressBar:

@@ -617,7 +617,12 @@ def _assemble(
             rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
             reasons.update(row["reason"] for row in rows)
-    found = _found_indices(staging, selections)
+    found = {
+        selection.first + row.position
+        for selection in selections
+        for row in _require_cleaned(staging, selection.tar).dropped
+        if row.reason in _PROBLEMATIC and row.position < selection.end
+    }
     with atomic_write(staging.path / FOUND) as partial:
         partial.write_text("".join(f"{index}\n" for index in sorted(found)), encoding="utf-8")
     for selection in selections:
@@ -630,16 +635,6 @@ def _assemble(
         "tars": [{"tar": s.tar, "read": s.end, "kept": s.num_kept} for s in selections],
     }
     return report | (_compared(found, problematic, report["read"]) if problematic else {})
-
-
-def _found_indices(staging: StagingDir, selections: list[TarSelection]) -> set[int]:
-    """Return the indices in the raw set of all samples that cannot be read, listed or not."""
-    return {
-        selection.first + row.position
-        for selection in selections
-        for row in _require_cleaned(staging, selection.tar).dropped
-        if row.reason in _PROBLEMATIC and row.position < selection.end
-    }
 
 
 def _compared(found: set[int], listed: frozenset[int], num_read: int) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class Losses:
         for key, points in (("train_loss", self.training), ("eval_loss", self.evaluation)):
             points += losses([record], key)
             if len(points) > _MOST_POINTS:
-                points[:] = _averaged(points)
+                pairs = [points[start : start + 2] for start in range(0, len(points) - 1, 2)]
+                means = [((a + b) / 2, (low + high) / 2) for (a, low), (b, high) in pairs]
+                points[:] = [*means, points[-1]]
 
     def draw(self, target: float | None) -> str:
         """Return an svg element; the empty string without a point."""
@@ -132,13 +134,6 @@ def _circles(kind: str, scale: _Scale, points: Sequence[Point]) -> Iterable[str]
     for samples, loss in points:
         yield f'<circle class="{kind}" cx="{scale.x(samples)}" cy="{scale.y(loss)}" r="3">'
         yield f"<title>{loss:.5g} after {samples:,.0f} samples</title></circle>"
-
-
-def _averaged(points: Sequence[Point]) -> list[Point]:
-    """Return the means of neighbours, of their samples too, but for the last point."""
-    pairs = [points[start : start + 2] for start in range(0, len(points) - 1, 2)]
-    means = [((a + b) / 2, (low + high) / 2) for (a, low), (b, high) in pairs]
-    return [*means, points[-1]]
 
 
 MOST_STEPS, MOST_PROMPTS = 12, 32

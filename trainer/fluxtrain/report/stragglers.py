@@ -70,7 +70,13 @@ class StragglerSearch:
         if len(self._window) < NUM_LOG_STEPS:
             return None
         slow = [
-            _typical(entries)
+            Straggler(
+                entries[0].rank,
+                entries[0].cause,
+                median(entry.slowdown for entry in entries),
+                median(entry.own for entry in entries),
+                median(entry.others for entry in entries),
+            )
             for entries in zip(*self._window, strict=True)
             if self._is_slow(entries)
         ]
@@ -108,17 +114,6 @@ def _ratio(value: float, to: float) -> float:
     if value <= 0.0:
         return 1.0
     return min(_MAX_SLOWDOWN, value / max(to, value / _MAX_SLOWDOWN))
-
-
-def _typical(entries: Sequence[Straggler]) -> Straggler:
-    """Return a rank's entries of several log steps as one of their medians."""
-    return Straggler(
-        entries[0].rank,
-        entries[0].cause,
-        median(entry.slowdown for entry in entries),
-        median(entry.own for entry in entries),
-        median(entry.others for entry in entries),
-    )
 
 
 class RankTimesReport:

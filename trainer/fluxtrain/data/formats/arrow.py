@@ -81,7 +81,16 @@ def read_batches(
     try:
         with pa.memory_map(str(path)) as file:
             mapped = file.read_buffer()
-            require_uncompressed(mapped)
+            for message in pa.ipc.MessageReader.open_stream(mapped):
+                if message.type not in ("record batch", "dictionary"):
+                    continue
+                try:
+                    if _is_compressed(memoryview(message.metadata), message.type == "dictionary"):
+                        raise ValueError(
+                            "its cells are compressed; save it with datasets' save_to_disk"
+                        )
+                except struct.error:
+                    raise ValueError("a message is malformed") from None
             stream = pa.ipc.open_stream(mapped)
             check(path, stream.schema)
             return [read(batch, mapped) for batch in stream]
@@ -243,18 +252,6 @@ def _info(schema: Any) -> dict[str, Any]:
 
 # Fields of the flatbuffers in Arrow's Message.fbs, by their number.
 _MESSAGE_HEADER, _DICTIONARY_DATA, _COMPRESSION = 2, 1, 3
-
-
-def require_uncompressed(stream: Any) -> None:
-    """Raise ValueError if a batch of the mapped ``stream`` is compressed, or its message is malformed."""
-    for message in pa.ipc.MessageReader.open_stream(stream):
-        if message.type not in ("record batch", "dictionary"):
-            continue
-        try:
-            if _is_compressed(memoryview(message.metadata), message.type == "dictionary"):
-                raise ValueError("its cells are compressed; save it with datasets' save_to_disk")
-        except struct.error:
-            raise ValueError("a message is malformed") from None
 
 
 def _is_compressed(content: memoryview, is_dictionary: bool) -> bool:

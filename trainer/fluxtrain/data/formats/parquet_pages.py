@@ -50,7 +50,15 @@ def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> Sizes
     """
     with open_regular(path) as file:
         size = os.fstat(file).st_size
-        footer = _footer(file, size)
+        end = os.pread(file, 8, max(0, size - 8))
+        length = int.from_bytes(end[:4], "little")
+        if end[4:] != _MAGIC or length > size - 8:
+            raise ValueError("it is cut off, or no parquet file")
+        if length > _MAX_FOOTER_BYTES:
+            raise ValueError(
+                f"its metadata claim {length} bytes, at most {_MAX_FOOTER_BYTES} are read"
+            )
+        footer = StructReader(os.pread(file, length, size - 8 - length)).struct()
         groups = _structs(footer.get(_GROUPS))
         rows = sum(_natural(group.get(_GROUP_ROWS)) for group in groups)
         if max(rows, _natural(footer.get(_ROWS))) > MAX_ROWS:
@@ -63,17 +71,6 @@ def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> Sizes
                 of_group += uncompressed * (page == _DICTIONARY_PAGE)
             dictionaries = max(dictionaries, of_group)
     return Sizes(dictionaries, largest)
-
-
-def _footer(file: int, size: int) -> Struct:
-    """Return the file's metadata."""
-    end = os.pread(file, 8, max(0, size - 8))
-    length = int.from_bytes(end[:4], "little")
-    if end[4:] != _MAGIC or length > size - 8:
-        raise ValueError("it is cut off, or no parquet file")
-    if length > _MAX_FOOTER_BYTES:
-        raise ValueError(f"its metadata claim {length} bytes, at most {_MAX_FOOTER_BYTES} are read")
-    return StructReader(os.pread(file, length, size - 8 - length)).struct()
 
 
 def _pages(

@@ -106,7 +106,14 @@ class _HeaderReader:
 
     def members(self) -> Iterator[Member]:
         """Yield the members up to the end mark; ValueError or HeaderError if the tar is damaged."""
-        self._check_start()
+        if not self.end:
+            raise ValueError("it is empty")
+        start = os.pread(self.file, 8, 0)
+        for magic, name in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise ValueError(
+                    f"it is compressed with {name}; shards are read at random, unpack it"
+                )
         for _ in range(self.max_members):
             block = self._take(_BLOCK, "it is cut off before its end mark")
             if not any(block):
@@ -124,7 +131,9 @@ class _HeaderReader:
         pending, self.pending = self.pending, _Extension()
         if header.type == tarfile.GNUTYPE_SPARSE:
             pending.sparse = True
-            self._skip_sparse_map(block)
+            more = bool(block[482])  # GNU's isextended; the blocks that follow have it at byte 504
+            while more:
+                more = bool(self._take(_BLOCK, "it is cut off in a sparse file's map")[504])
         # "tar c ." writes ./path for path.
         name = (header.name if pending.name is None else pending.name).removeprefix("./")
         size = header.size if pending.size is None else pending.size
@@ -169,22 +178,12 @@ class _HeaderReader:
         if header.type == tarfile.GNUTYPE_LONGNAME:
             self.pending.name = _text(content.partition(b"\0")[0])
         elif header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE):
-            _apply_pax(self.pending, _pax_records(content[: header.size]))
-
-    def _skip_sparse_map(self, block: bytes) -> None:
-        more = bool(block[482])  # GNU's isextended; the blocks that follow have it at byte 504
-        while more:
-            more = bool(self._take(_BLOCK, "it is cut off in a sparse file's map")[504])
-
-    def _check_start(self) -> None:
-        if not self.end:
-            raise ValueError("it is empty")
-        start = os.pread(self.file, 8, 0)
-        for magic, name in _COMPRESSED.items():
-            if start.startswith(magic):
-                raise ValueError(
-                    f"it is compressed with {name}; shards are read at random, unpack it"
-                )
+            records = _pax_records(content[: header.size])
+            if "path" in records:
+                self.pending.name = records["path"]
+            if "size" in records:
+                self.pending.size = _natural(records["size"])
+            self.pending.sparse |= any(name.startswith("GNU.sparse.") for name in records)
 
     def _take(self, size: int, message: str) -> bytes:
         """Return the next ``size`` bytes; ValueError with ``message`` if there are fewer."""
@@ -207,14 +206,6 @@ def _padded(size: int) -> int:
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8", "surrogateescape")
-
-
-def _apply_pax(pending: _Extension, records: dict[str, str]) -> None:
-    if "path" in records:
-        pending.name = records["path"]
-    if "size" in records:
-        pending.size = _natural(records["size"])
-    pending.sparse |= any(name.startswith("GNU.sparse.") for name in records)
 
 
 def _natural(digits: str) -> int:

@@ -202,7 +202,12 @@ def _read_sidecar(
     keys = content.get("keys")
     if not isinstance(keys, list) or len(keys) != len(spans) or any(map(_key_fault, keys)):
         raise ValueError("its keys are malformed")
-    return TarIndex(keys, spans, _validate_skipped(content))
+    messages, count = content.get("skipped"), content.get("num_skipped")
+    if not isinstance(messages, list) or type(count) is not int:
+        raise ValueError("its skipped members are malformed")
+    if len(messages) != min(count, MAX_SKIPPED) or not all(map(_is_message, messages)):
+        raise ValueError("its skipped members are malformed")
+    return TarIndex(keys, spans, Skipped(messages, count))
 
 
 def _key_fault(key: object) -> str | None:
@@ -228,15 +233,6 @@ def _validate_spans(
 def _is_span(row: object, width: int) -> bool:
     # Checked before numpy converts it: one long string would give every element its length.
     return isinstance(row, list) and len(row) == width and all(type(v) is int for v in row)
-
-
-def _validate_skipped(content: dict[str, Any]) -> Skipped:
-    messages, count = content.get("skipped"), content.get("num_skipped")
-    if not isinstance(messages, list) or type(count) is not int:
-        raise ValueError("its skipped members are malformed")
-    if len(messages) != min(count, MAX_SKIPPED) or not all(map(_is_message, messages)):
-        raise ValueError("its skipped members are malformed")
-    return Skipped(messages, count)
 
 
 def _is_message(value: object) -> bool:

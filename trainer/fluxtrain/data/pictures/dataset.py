@@ -61,11 +61,6 @@ class Entry:
     weight: float = 1.0
     """Of the loss."""
 
-    @property
-    def num_variants(self) -> int:
-        """Return the number of latents times that of captions."""
-        return len(self.latents) * len(self.captions)
-
 
 class PictureDataset(FileDataset):
     """The samples of ``entries``; sample numbers go through the pictures, each as often as it repeats."""
@@ -82,7 +77,9 @@ class PictureDataset(FileDataset):
         self._texts = OpenFiles([path for entry in entries for path in entry.texts])
         self._first_latents = np.cumsum([0, *(len(entry.latents) for entry in entries)])
         self._first_texts = np.cumsum([0, *(len(entry.texts) for entry in entries)])
-        self._num_variants = np.array([entry.num_variants for entry in entries])
+        self._num_variants = np.array(
+            [len(entry.latents) * len(entry.captions) for entry in entries]
+        )
         self._spans: dict[Path, dict[str, Span]] = {}
         self._token_ids: Array | None = None  # of each caption, and last of the empty prompt
 

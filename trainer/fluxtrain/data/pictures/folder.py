@@ -457,7 +457,9 @@ def _rows(path: Path, encoding: str) -> Iterator[dict[str, Any]]:
         if path.stat().st_size > _MAX_METADATA_BYTES:
             raise DataError(f"{path}: has more than {_MAX_METADATA_BYTES} bytes")
         if path.suffix == ".parquet":
-            yield from _parquet_rows(path)
+            from fluxtrain.data.pictures.tables import read_rows
+
+            yield from read_rows(path, (_FILE, *COLUMNS))
             return
         newline = "" if (is_csv := path.suffix == ".csv") else "\n"
         with open_regular(path) as file:
@@ -516,9 +518,3 @@ def _csv_rows(path: Path, lines: _Lines) -> Iterator[dict[str, Any]]:
             yield row
     except csv.Error as error:
         raise DataError(f"{path}: is not CSV ({error})") from None
-
-
-def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    from fluxtrain.data.pictures.tables import read_rows
-
-    yield from read_rows(path, (_FILE, *COLUMNS))

@@ -198,7 +198,8 @@ def variants_of(
         if given is None:
             continue
         if option == "random_crop":
-            _require_flag(path, f"{at}.{option}", given)
+            if not isinstance(given, bool):
+                raise ConfigError(f"{path}: {at}.{option}", given, "must be true or false")
             given = values["crops"] if given else 1
         values[field] = given
     if options.get("random_crop") and own.crops < 2:
@@ -220,11 +221,6 @@ def _uncounted(path: Path, place: str, given: object, field: str, number: int) -
         f"such as {number}"
     )
     return ConfigError(f"{path}: {place}", given, text)
-
-
-def _require_flag(path: Path, place: str, given: object) -> None:
-    if not isinstance(given, bool):
-        raise ConfigError(f"{path}: {place}", given, "must be true or false")
 
 
 SUFFIXES = (".toml", ".json")

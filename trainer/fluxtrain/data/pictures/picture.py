@@ -63,7 +63,9 @@ def picture_size(content: bytes) -> tuple[int, int]:
     Raises PictureError if it is no picture, or has too many pixels.
     """
     with _opened(content) as image:
-        return _seen_size(image)
+        width, height = image.size
+        turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
+        return (height, width) if turned else (width, height)
 
 
 def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Image:
@@ -155,12 +157,6 @@ def _readable() -> tuple[str, ...]:
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
-def _seen_size(image: Image.Image) -> tuple[int, int]:
-    width, height = image.size
-    turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
-    return (height, width) if turned else (width, height)
-
-
 def _rgb_in_bands(image: Image.Image) -> Image.Image:
     """Return ``image`` in RGB; converted in bands, so that what is between takes little memory."""
     is_unit = image.mode == "F" and float(image.getextrema()[1]) <= 1  # type: ignore[arg-type]
@@ -177,20 +173,16 @@ def _rgb_in_bands(image: Image.Image) -> Image.Image:
 def _rgb(image: Image.Image, is_unit: bool) -> Image.Image:
     """Return ``image`` in RGB; floats are from 0 to 1 if ``is_unit``."""
     if image.mode in _SIXTEEN_BITS:
-        return _eight_bits(image, is_unit).convert("RGB")
+        # Pillow would clip 16-bit or float greys
+        values = np.asarray(image).astype(np.float64)
+        if is_unit:
+            values = values * 65535
+        return Image.fromarray(np.clip(values / 256, 0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return _srgb(Image.alpha_composite(white, image).convert("RGB"), _profile(image))
     return _srgb(image, _profile(image)).convert("RGB")
-
-
-def _eight_bits(image: Image.Image, is_unit: bool) -> Image.Image:
-    """Return a picture of 16-bit or float greys, which Pillow would clip, in 8 bits."""
-    values = np.asarray(image).astype(np.float64)
-    if is_unit:
-        values = values * 65535
-    return Image.fromarray(np.clip(values / 256, 0, 255).astype(np.uint8))
 
 
 def _profile(image: Image.Image) -> bytes | None:
