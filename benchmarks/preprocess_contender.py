@@ -24,7 +24,7 @@ import torch
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.images import open_images
+from fluxtrain.data.sources import open_images
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.parallel.distributed import World
 

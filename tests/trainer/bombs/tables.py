@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from tests.trainer.bombs.limited import Make
 
 from fluxtrain.adapter.file import read_adapter
-from fluxtrain.data.formats.arrow_images import ArrowImages
+from fluxtrain.data.arrow_images import ArrowImages
 from fluxtrain.data.formats.convert import open_encoded
 from fluxtrain.data.formats.mlcommons import COLUMNS, KEY
 from fluxtrain.data.pictures.folder import read_metadata

@@ -20,7 +20,7 @@ from fluxtrain.data.shards import read_listing
 from fluxtrain.encode.files import check_text_folder
 from fluxtrain.encode.text import load_tokenizer
 from fluxtrain.imports.files import read_options
-from fluxtrain.mlperf.package import read_answers
+from fluxtrain.mlperf.review.package import read_answers
 from fluxtrain.plan.estimate import MeasuredSpeeds
 from fluxtrain.sample.prompts import read_prompts
 

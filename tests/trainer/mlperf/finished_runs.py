@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from tests.trainer.mlperf.good_run import CONVERGED, SYSTEM, write_log
 
-from fluxtrain.mlperf.package import FIELDS
+from fluxtrain.mlperf.review.package import FIELDS
 
 
 def write_run(folder: Path, seed: int, evaluations: int, reached: bool = True, **run: Any) -> Path:

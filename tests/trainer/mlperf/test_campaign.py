@@ -24,8 +24,7 @@ from fluxtrain.mlperf.campaign import ObservedRun, campaign_jobs
 from fluxtrain.mlperf.evidence import read_run
 from fluxtrain.mlperf.jobs import read_outputs
 from fluxtrain.mlperf.log_lines import NO_TARGET
-from fluxtrain.mlperf.rcp import reference_point
-from fluxtrain.mlperf.review.result_rules import median_window
+from fluxtrain.mlperf.rcp import median_window, reference_point
 from fluxtrain.report.records import samples_to_target
 
 FILE = EXAMPLES / "mlperf-submission.yaml"

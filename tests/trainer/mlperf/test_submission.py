@@ -20,7 +20,7 @@ from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from fluxtrain.mlperf import compliance
 from fluxtrain.mlperf.compliance import run_tool
 from fluxtrain.mlperf.facts import machine_facts
-from fluxtrain.mlperf.package import FIELDS
+from fluxtrain.mlperf.review.package import FIELDS
 
 
 @dataclass

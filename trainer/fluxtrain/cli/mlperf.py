@@ -194,41 +194,38 @@ def _package(
     arguments: argparse.Namespace, folders: Sequence[Path], failed: Sequence[FailedRun]
 ) -> int:
     from fluxtrain.mlperf import compliance, evidence, implementation, rcp
-    from fluxtrain.mlperf import package as submission
-    from fluxtrain.mlperf import package as system
     from fluxtrain.mlperf.compliance import sanitize
-    from fluxtrain.mlperf.review import review
-    from fluxtrain.mlperf.review.result_rules import median_window
+    from fluxtrain.mlperf.review import package, review
 
     waivers = review.parse(arguments.waive)
     reasons = implementation.parse_reasons(arguments.reason)
     all_runs = runs = [evidence.read_finished_run(folder) for folder in folders]
     if len(runs) > rcp.NUM_RUNS:
-        runs = median_window(runs)
+        runs = rcp.median_window(runs)
         print(
             f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
         )
     for lost in failed:
         print(f"failed, which stays in the record: {sanitize(f'{lost.name}: {lost.reason}')}")
     result = evidence.Result("", runs, ruleset=arguments.ruleset, failed=failed)
-    submission.require_one_result(all_runs, result, waivers)
+    package.require_one_result(all_runs, result, waivers)
     differences = implementation.run_deviations(runs[0], reasons)
     given = arguments.image
     if given is None:
         given = implementation.fetched_image(runs)
     image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
-    known = submission.known_fields(runs)
-    answers: dict[str, object] = {**system.parse_answers(arguments.answer)}
+    known = package.known_fields(runs)
+    answers: dict[str, object] = {**package.parse_answers(arguments.answer)}
     if arguments.system.exists():
-        answers = {**system.read_answers(arguments.system), **answers}
-    elif not system.is_complete({**known, **answers}):
-        _write(arguments.system, system.template(known))
+        answers = {**package.read_answers(arguments.system), **answers}
+    elif not package.is_complete({**known, **answers}):
+        _write(arguments.system, package.template(known))
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
-    description = system.describe(known, answers)
+    description = package.describe(known, answers)
     others = [run for run in all_runs if all(run is not each for each in runs)]
     statements = implementation.Statements(waivers, reasons, image, others, failed)
-    organisation, name = submission.write_package(runs, description, arguments.output, statements)
+    organisation, name = package.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
     closed = runs[0].closed
     checked = []

@@ -17,7 +17,6 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.dataset import ImageBatch, drawn_fields
 from fluxtrain.data.formats.tar import MAX_MEMBER_BYTES, MAX_NAME_LENGTH
 from fluxtrain.data.formats.tar_index import (
@@ -287,22 +286,6 @@ class ImageDataset:
             return self.source.caption(index)
         except SampleError:
             return ""
-
-
-def open_images(config: RunConfig, data_root: Path, part: str) -> ImageDataset:
-    """Return the images of ``part`` ("train" or "validation"); DataError if there are none."""
-    side, folder = config.data.image_size, data_root / getattr(config.data, part)
-    source: ImageFiles
-    if any(folder.glob("*.arrow")) and not any(folder.glob("*.tar")):
-        from fluxtrain.data.formats.arrow_images import (
-            ArrowImages,  # pyarrow takes a while to import
-        )
-
-        source = ArrowImages(folder)
-    else:
-        source = TarImages(folder)
-    # As in the reference: small images are left out of training; a validation set is always whole.
-    return ImageDataset(source, side, side if part == "train" else 1)
 
 
 def build_image_batch(dataset: ImageDataset, indices: Array, drawn: list[Draw]) -> ImageBatch:

@@ -16,7 +16,7 @@ from fluxtrain.contract.run.data import DataConfig, Size
 from fluxtrain.data.dataset import Dataset, Encodings, SampleShape
 from fluxtrain.data.formats import mlcommons
 from fluxtrain.data.formats.convert import open_encoded
-from fluxtrain.data.images import ImageDataset, open_images
+from fluxtrain.data.images import ImageDataset, ImageFiles, TarImages
 from fluxtrain.data.shards import save_aligned
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.runtime import draws
@@ -137,6 +137,20 @@ def open_source(config: RunConfig, data_root: Path, part: str) -> Source:
     if config.data.source == "images":
         return open_images(config, data_root, part)
     return _open_dataset(config, data_root, part)
+
+
+def open_images(config: RunConfig, data_root: Path, part: str) -> ImageDataset:
+    """Return the images of ``part`` ("train" or "validation"); DataError if there are none."""
+    side, folder = config.data.image_size, data_root / getattr(config.data, part)
+    source: ImageFiles
+    if any(folder.glob("*.arrow")) and not any(folder.glob("*.tar")):
+        from fluxtrain.data.arrow_images import ArrowImages  # pyarrow takes a while to import
+
+        source = ArrowImages(folder)
+    else:
+        source = TarImages(folder)
+    # As in the reference: small images are left out of training; a validation set is always whole.
+    return ImageDataset(source, side, side if part == "train" else 1)
 
 
 def _open_dataset(config: RunConfig, data_root: Path, part: str) -> Dataset:

@@ -29,7 +29,7 @@ from fluxtrain.mlperf.evidence import BENCHMARK, FailedRun, Run, is_file, read_r
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
 from fluxtrain.mlperf.log_lines import NO_LOG, NO_TARGET, TOKEN, Outcome, target_of
-from fluxtrain.mlperf.review.result_rules import median_window
+from fluxtrain.mlperf.rcp import median_window
 from fluxtrain.report.records import EvaluationPoint, samples_to_target
 
 _END = '"run_stop"'

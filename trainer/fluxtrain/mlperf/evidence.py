@@ -13,7 +13,7 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.process import CONFIG_FILE, MLPERF_FILE
+from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
@@ -181,6 +181,23 @@ def read_finished_run(folder: Path) -> Run:
 def read_run(log: Path) -> Run:
     """Return the run whose log is ``log``, with the configuration beside it, if there is one."""
     return run_of(log, log.parent / CONFIG_FILE)
+
+
+def chain_of(run: Run) -> Path | None:
+    """Return where the chain of ``run`` belongs: beside its log, in a package beside its configuration.
+
+    None if only its log is given, which has neither.
+    """
+    if run.config_file is None:
+        return None
+    if run.config_file.name == CONFIG_FILE:
+        return run.log.parent / CHAIN_FILE
+    return run.config_file.with_name(enclosed_name(run.config_file.stem.removeprefix("config_")))
+
+
+def enclosed_name(number: int | str) -> str:
+    """Return the name of a chain in a package."""
+    return f"chain_{number}.jsonl"
 
 
 def is_file(path: Path) -> bool:

@@ -28,14 +28,15 @@ from fluxtrain.mlperf.evidence import (
     WAIVERS_FILE,
     FailedRun,
     Run,
+    chain_of,
     count_of,
+    enclosed_name,
     file_name,
     is_file,
     write_failed,
 )
 from fluxtrain.mlperf.facts import DATA_KEY, SOURCE, NodeRecord, is_source, read, source_digest
 from fluxtrain.mlperf.jobs import read_ran_job
-from fluxtrain.mlperf.review.run_rules import chain_of, enclosed_name
 
 # ``init_datasets.sh`` of a package: the commands that prepare the data sets of its runs.
 
@@ -410,7 +411,11 @@ def job_text(run: Run, name: str, image: str | None) -> str:
     if (seed := run.number("seed")) is not None:
         config["seed"] = seed
     ran = read_ran_job(run.log.parent)
-    spec = _told_spec(run) if ran is None else _alone(ran["spec"])
+    spec = _told_spec(run) if ran is None else dict(ran["spec"])
+    if ran is not None:
+        waits = ("startAfter", "startWhen")
+        lifecycle = (spec.get("lifecycle") or {}).items()
+        spec["lifecycle"] = {name: value for name, value in lifecycle if name not in waits}
     spec = {**spec, **({} if image is None else {"image": image}), "run": config}
     job = {
         "apiVersion": "fluxtrain.dev/v1alpha1",
@@ -420,16 +425,6 @@ def job_text(run: Run, name: str, image: str | None) -> str:
     }
     head = "# Volume claims have other names elsewhere; fluxtrain run ignores them.\n"
     return head + yaml.safe_dump(job, sort_keys=False)
-
-
-def _alone(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``spec`` as that of a job that waits for no other."""
-    lifecycle = {
-        name: value
-        for name, value in (spec.get("lifecycle") or {}).items()
-        if name not in ("startAfter", "startWhen")
-    }
-    return {**spec, "lifecycle": lifecycle}
 
 
 def _told_spec(run: Run) -> dict[str, Any]:
@@ -591,19 +586,12 @@ def _software(record: NodeRecord) -> Software:
 
 
 def _difference(first: Software, other: Software) -> str:
-    """Return in words where two differ."""
-    texts = [
-        f"{name} {getattr(other, name) or 'unknown'} instead of {getattr(first, name) or 'unknown'}"
-        for name in ("python", "fluxtrain", "revision", "source_sha256", "in_container")
-        if getattr(first, name) != getattr(other, name)
+    names = ("python", "fluxtrain", "revision", "source_sha256", "in_container")
+    pairs = [(it, getattr(first, it) or "unknown", getattr(other, it) or "unknown") for it in names]
+    packages = sorted({*first.packages, *other.packages})
+    pairs += [
+        (it, first.packages.get(it, "none"), other.packages.get(it, "none")) for it in packages
     ]
-    names = sorted({*first.packages, *other.packages})
-    texts += [
-        f"{name} {other.packages.get(name, 'none')} instead of {first.packages.get(name, 'none')}"
-        for name in names
-        if first.packages.get(name) != other.packages.get(name)
-    ]
-    more = (
-        f", and {len(texts) - _SOFTWARE_MAX_SHOWN} more" if len(texts) > _SOFTWARE_MAX_SHOWN else ""
-    )
-    return ", ".join(texts[:_SOFTWARE_MAX_SHOWN]) + more
+    texts = [f"{name} {ours} instead of {theirs}" for name, theirs, ours in pairs if ours != theirs]
+    more = len(texts) - _SOFTWARE_MAX_SHOWN
+    return ", ".join(texts[:_SOFTWARE_MAX_SHOWN]) + (f", and {more} more" if more > 0 else "")

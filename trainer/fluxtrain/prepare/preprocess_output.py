@@ -22,9 +22,9 @@ from typing import Any
 
 from fluxtrain.contract.process import FINISH, STEP, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.images import ImageDataset, open_images
+from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.shards import LISTING, shard_name
-from fluxtrain.data.sources import PARTS
+from fluxtrain.data.sources import PARTS, open_images
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.files import fingerprint, weights_fingerprint
 from fluxtrain.errors import ConfigError, DataError

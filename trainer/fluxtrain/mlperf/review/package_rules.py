@@ -28,8 +28,8 @@ from fluxtrain.mlperf.implementation import (
     row_of,
     run_deviations,
 )
-from fluxtrain.mlperf.package import STATUSES
 from fluxtrain.mlperf.rcp import compare_with_reference
+from fluxtrain.mlperf.review.package import STATUSES
 from fluxtrain.mlperf.review.result_rules import Rule, rule
 from fluxtrain.mlperf.review.run_rules import batch_faults
 

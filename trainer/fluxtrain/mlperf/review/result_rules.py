@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
-from fluxtrain.contract.run.config import RANDOM_SEED, RunConfig
-from fluxtrain.mlperf.evidence import FailedRun, Result, Run, is_file, read_bytes
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.evidence import FailedRun, Result, Run
 from fluxtrain.mlperf.facts import DATA_KEY
-from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, score
-from fluxtrain.state.random_seed import SEED_FILE
+from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, median_window
 
 # A rule of the benchmark's text as code, and what it finds.
 
@@ -29,9 +26,8 @@ class Finding:
     """What is wrong, in which run or result, and what to do."""
 
     rule: str
-    section: (
-        str  # of MLCommons' training rules; empty for a rule of its submission rules or checkers
-    )
+    section: str
+    """Of MLCommons' training rules; empty for a rule of its submission rules or checkers."""
     place: str
     text: str
     fix: str
@@ -66,6 +62,11 @@ def rule(
     return decorate
 
 
+def rules_in(module: Mapping[str, object]) -> tuple[Rule[Any], ...]:
+    """Return the rules among the names of ``module``, in their order."""
+    return tuple(value for value in module.values() if isinstance(value, Rule))
+
+
 _SUBMISSION = (
     *("submission_org", "submission_platform", "submission_division", "submission_status"),
     "global_batch_size",
@@ -84,7 +85,6 @@ _SETTINGS = (
 """Keys whose values are the same in all runs of a result."""
 _DEFAULT_SEED = RunConfig.model_fields["seed"].default
 _MAX_NAMES = 4
-_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 _OWN = ("seed", "output")
 """Fields of the configuration that are each run's own."""
 _SAME = "Give runs of one result: the same system, software and settings, and a seed for each."
@@ -100,6 +100,22 @@ def ten_runs(result: Result) -> Iterator[str]:
     """A result has ten runs; nobody can waive this."""
     if len(result.runs) != NUM_RUNS:
         yield f"{len(result.runs)} runs; needed: {NUM_RUNS}"
+
+
+@rule(
+    "median-of-the-windows",
+    "12",
+    "Package all runs with fluxtrain mlperf package, which takes the ten that count.",
+)
+def median_of_the_windows(result: Result) -> Iterator[str]:
+    """Of more than ten runs the result is the consecutive ten with the median score."""
+    if not result.others:
+        return
+    every = [*result.runs, *result.others]
+    window = median_window(every)
+    if {id(run) for run in window} != {id(run) for run in result.runs}:
+        first, last = window[0].name, window[-1].name
+        yield f"of {len(every)} runs, the ten from {first} to {last} have the median score, not these"
 
 
 @rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
@@ -168,30 +184,6 @@ def seeds_are_random(result: Result) -> Iterator[str]:
             yield f"the seed {seed} is that of {_names(names)}"
 
 
-@rule("one-seed", "5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
-def one_seed(run: Run) -> Iterator[str]:
-    """A log has one seed, a whole number, the one that was drawn; an open log may have none."""
-    found = run.all("seed")
-    if not found and run.closed:
-        yield "the log has no seed"
-    for line in found:
-        if not _WHOLE.fullmatch(str(line.value)):
-            yield f"{line.place} is {line.value!r}; needed: a whole number"
-        elif (drawn := _drawn_seed(run)) not in (None, str(line.value)):
-            yield f"{line.place} is {line.value!r}; drawn for this output, in its file {SEED_FILE}: {drawn}"
-    if len(found) > 1:
-        shown = ", ".join(f"{line.value!r} (line {line.number})" for line in found[:_MAX_NAMES])
-        yield f"seed occurs {len(found)} times: {shown}; allowed: once"
-
-
-def _drawn_seed(run: Run) -> str | None:
-    """Return what the file with the seed of a run with `seed: random` holds, None without one."""
-    if run.config_file is None or (run.config or {}).get("seed") != RANDOM_SEED:
-        return None
-    path = run.config_file.with_name(SEED_FILE)
-    return read_bytes(path).decode("latin-1").strip() if is_file(path) else None
-
-
 @rule("runs-are-different-runs", "12", "Give each run once.")
 def runs_are_different_runs(result: Result) -> Iterator[str]:
     """No two logs are of the same run."""
@@ -229,34 +221,7 @@ def converges_as_the_reference(result: Result) -> Iterator[str]:
         yield explain(compared, size, result.ruleset) + text
 
 
-@rule(
-    "median-of-the-windows",
-    "12",
-    "Package all runs with fluxtrain mlperf package, which takes the ten that count.",
-)
-def median_of_the_windows(result: Result) -> Iterator[str]:
-    """Of more than ten runs the result is the consecutive ten with the median score."""
-    if not result.others:
-        return
-    every = [*result.runs, *result.others]
-    window = median_window(every)
-    if {id(run) for run in window} != {id(run) for run in result.runs}:
-        first, last = window[0].name, window[-1].name
-        yield f"of {len(every)} runs, the ten from {first} to {last} have the median score, not these"
-
-
-RULES: tuple[Rule[Result], ...] = (
-    ten_runs,
-    median_of_the_windows,
-    converged_runs,
-    same_submission,
-    same_settings,
-    same_configuration,
-    same_system,
-    seeds_are_random,
-    runs_are_different_runs,
-    converges_as_the_reference,
-)
+RULES: tuple[Rule[Result], ...] = rules_in(globals())
 OF_ALL_RUNS = (same_submission, seeds_are_random, runs_are_different_runs)
 """Rules without which runs are no result, also for those of more than ten that do not count."""
 OF_ONE_RESULT = (ten_runs, converged_runs)
@@ -300,26 +265,3 @@ def _start(run: Run) -> object:
 def _losses(run: Run) -> object:
     losses = [line.value for line in run.all("eval_accuracy")]
     return tuple(map(str, losses)) if losses else None
-
-
-# Which ten of more than ten runs are a result: the consecutive ones with the median score.
-#
-# MLCommons' rules allow more runs than a result has, but not a choice among them.
-
-
-def median_window(runs: Sequence[Run]) -> list[Run]:
-    """Return the ten consecutive runs, by their start, whose score is the median of all such windows.
-
-    Of two medians it is the slower. A window in which two runs did not converge is the slowest.
-    """
-    ordered = sorted(runs, key=_window_start)
-    starts = range(max(1, len(ordered) - NUM_RUNS + 1))
-    windows = [ordered[start : start + NUM_RUNS] for start in starts]
-    ranked = sorted(windows, key=lambda window: score([run.minutes for run in window], 1.0))
-    return ranked[len(ranked) // 2]
-
-
-def _window_start(run: Run) -> float:
-    """Return the time of run_start in milliseconds; runs without one come last."""
-    line = run.first("run_start")
-    return inf if line is None else float(line.fields["time_ms"])

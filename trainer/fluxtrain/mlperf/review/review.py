@@ -24,14 +24,6 @@ from fluxtrain.mlperf.evidence import (
 from fluxtrain.mlperf.review import package_rules, result_rules, run_rules
 from fluxtrain.mlperf.review.result_rules import Finding, Rule
 
-RUN_RULES: tuple[Rule[Run], ...] = (
-    *run_rules.ORDER_RULES,
-    *run_rules.EVALUATIONS_RULES,
-    *run_rules.RULES,
-    result_rules.one_seed,
-    *run_rules.SETTINGS_RULES,
-    *run_rules.CHAINED_RULES,
-)
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
     *package_rules.PACKAGE_RULES,
@@ -41,7 +33,7 @@ COMPLIANCE = "compliance-checker"
 """The rule that MLCommons' compliance checker reports nothing, warnings included."""
 WARNINGS = "package-checkers"
 """The rule that MLCommons' other tools do not warn of anything."""
-_NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
+_NAMES = [each.name for each in run_rules.RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
 """Names of all rules."""
 NEVER = frozenset({result_rules.ten_runs.name})
@@ -52,7 +44,7 @@ _MAX_PLACES = 3
 
 def rule_findings(run: Run) -> Iterator[Finding]:
     """Yield what the rules find in one run, without MLCommons' checker."""
-    for each in RUN_RULES:
+    for each in run_rules.RULES:
         yield from each.findings(run, run.name, run.closed)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE
+from fluxtrain.contract.process import CHAIN_FILE
 from fluxtrain.contract.run.closed_division import FIXED_VALUES, PREFIX
 from fluxtrain.contract.run.config import RANDOM_SEED, value_at
 from fluxtrain.contract.run.presets import (
@@ -20,11 +20,12 @@ from fluxtrain.contract.run.presets import (
 )
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.chain_verify import verify
-from fluxtrain.mlperf.evidence import Run, is_file, num_ranks, read_bytes
+from fluxtrain.mlperf.evidence import Run, chain_of, is_file, num_ranks, read_bytes
 from fluxtrain.mlperf.facts import CHAIN_KEY, DIVISION_KEY, PRECISION_NAMES
 from fluxtrain.mlperf.jobs import heads_of_job
 from fluxtrain.mlperf.log_lines import LogLine, reaches
-from fluxtrain.mlperf.review.result_rules import Rule, rule
+from fluxtrain.mlperf.review.result_rules import Rule, rule, rules_in
+from fluxtrain.state.random_seed import SEED_FILE
 
 RUN_RESULTS = "11"
 _REPEAT = "Repeat the run; the log of another cannot be mended."
@@ -37,6 +38,26 @@ _FIRST_MS = 1_000_000_000_000
 """In 2001: no log is older."""
 _TOLERANCE_MS = 1000
 """Writers of one log may be this far apart: each node writes when it has flushed its caches."""
+
+
+@rule(
+    "stays-closed",
+    "2.2",
+    "Repeat the run, with logging.mlperf.division: open if it is to be submitted there: the head of a log "
+    "is not changed.",
+    closed_only=True,
+)
+def stays_closed(run: Run) -> Iterator[str]:
+    """No rule of the closed division was broken after the start."""
+    head = run.first("submission_division")
+    for line in run.all(DIVISION_KEY):
+        rules = line.value.get("rules") if isinstance(line.value, dict) else None
+        told = "; ".join(map(str, rules)) if isinstance(rules, list) else repr(rules)
+        after = "" if line.samples is None else f" after {line.samples:,} samples"
+        yield (
+            f"{head.place if head else 'the log'} says closed, but the run left the closed division{after}, "
+            f"by {line.place}: {told}"
+        )
 
 
 @rule("readable-lines", "", _ORIGINAL)
@@ -192,143 +213,13 @@ def resumed_on_the_same_ranks(run: Run) -> Iterator[str]:
         yield f"the run went on with another number of ranks: {', '.join(map(str, counts))}"
 
 
-@rule(
-    "stays-closed",
-    "2.2",
-    "Repeat the run, with logging.mlperf.division: open if it is to be submitted there: the head of a log "
-    "is not changed.",
-    closed_only=True,
-)
-def stays_closed(run: Run) -> Iterator[str]:
-    """No rule of the closed division was broken after the start."""
-    head = run.first("submission_division")
-    for line in run.all(DIVISION_KEY):
-        rules = line.value.get("rules") if isinstance(line.value, dict) else None
-        told = "; ".join(map(str, rules)) if isinstance(rules, list) else repr(rules)
-        after = "" if line.samples is None else f" after {line.samples:,} samples"
-        yield (
-            f"{head.place if head else 'the log'} says closed, but the run left the closed division{after}, "
-            f"by {line.place}: {told}"
-        )
-
-
-ORDER_RULES: tuple[Rule[Run], ...] = (
-    stays_closed,
-    readable_lines,
-    one_run_per_log,
-    order_of_events,
-    data_before_the_clock,
-    nothing_after_the_end,
-    clock_goes_forward,
-    no_gap_before_the_clock,
-    stops_at_the_target,
-    status_is_true,
-    blocks_are_whole,
-    not_resumed,
-    resumed_on_the_same_ranks,
-)
-
-
 def _is_ranks(line: LogLine) -> bool:
     return isinstance(line.value, dict) and isinstance(line.value.get("num_ranks"), int)
 
 
-_COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop", "run_stop")
-_SAMPLES_ORIGINAL = "Give the original log; fluxtrain counts each sample once."
-
-
-@rule("training-set", "6.5", "Train on the whole of MLCommons' training set.", closed_only=True)
-def training_set(run: Run) -> Iterator[str]:
-    """The training set has 1,099,776 samples."""
-    for line in run.all("train_samples"):
-        if line.value != MLPERF_TRAINING_SET:
-            yield f"{line.place} is {line.value}; needed: {MLPERF_TRAINING_SET}"
-
-
-@rule("whole-batches", "6.6", _SAMPLES_ORIGINAL)
-def whole_batches(run: Run) -> Iterator[str]:
-    """Each count of samples is a number of whole batches."""
-    batch = run.number("global_batch_size")
-    if not batch or batch < 1:
-        return
-    for line in run.all(*_COUNTED):
-        if line.samples is not None and (line.samples < 0 or line.samples % batch):
-            yield (
-                f"{line.place} is at {line.samples:,} samples, "
-                f"which are not whole batches of {batch}"
-            )
-            return
-
-
-@rule("counts-continue", "6.6", _SAMPLES_ORIGINAL)
-def counts_continue(run: Run) -> Iterator[str]:
-    """A block starts where the one before it stopped, and is evaluated where it stops.
-
-    Submitters write the length of a block into its start and its stop; both forms are known.
-    """
-    lines = run.all("block_start", "block_stop", "eval_start", "eval_accuracy")
-    blocks = [line for line in lines if line.key.startswith("block")]
-    first = [line.samples for line in blocks[:2]]
-    if len(first) == 2 and first[0] and first[0] == first[1]:  # it would start at 0 otherwise
-        yield from _lengths(run, blocks)
-        return
-    if blocks and blocks[0].key == "block_start" and blocks[0].samples:
-        yield f"{blocks[0].place} is at {blocks[0].samples:,} samples; the first block starts at 0"
-    for earlier, later in pairwise(lines):
-        if (earlier.key, later.key) == ("block_start", "block_stop"):
-            wrong = (later.samples or 0) < (earlier.samples or 0)
-        else:
-            wrong = later.samples != earlier.samples
-        if wrong:
-            yield (
-                f"{later.place} is at {later.samples} samples, after {earlier.place} at {earlier.samples}"
-            )
-            return
-
-
-@rule("steps-are-samples", "6.6", _SAMPLES_ORIGINAL)
-def steps_are_samples(run: Run) -> Iterator[str]:
-    """A step in the metadata of an evaluation, times the batch size, is its samples."""
-    batch = run.number("global_batch_size")
-    for line in run.all("eval_start", "eval_stop"):
-        step = line.fields["metadata"].get("step")
-        if batch and isinstance(step, int) and line.samples not in (None, step * batch):
-            yield f"{line.place} is at {line.samples} samples, but step {step} x {batch} is {step * batch}"
-            return
-
-
-@rule("end-is-the-last-evaluation", "11", _SAMPLES_ORIGINAL)
-def end_is_the_last_evaluation(run: Run) -> Iterator[str]:
-    """A run that succeeded stops at the samples of its last evaluation."""
-    stop, evaluations = run.first("run_stop"), run.all("eval_accuracy")
-    if stop is None or not evaluations or not run.succeeded or stop.samples is None:
-        return
-    if stop.samples != evaluations[-1].samples:
-        yield (
-            f"{stop.place} is at {stop.samples} samples, the last evaluation at "
-            f"{evaluations[-1].samples}"
-        )
-
-
-RULES: tuple[Rule[Run], ...] = (
-    training_set,
-    whole_batches,
-    counts_continue,
-    steps_are_samples,
-    end_is_the_last_evaluation,
-)
-
-
-def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
-    every = cadence(run) if run.closed else blocks[0].samples
-    for line in blocks:
-        if line.samples != every:
-            yield f"{line.place} is of {line.samples} samples; the blocks of this run are of {every}"
-            return
-
-
 QUALITY = "9.4"
 _SHOWN = 4
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 @rule(
@@ -413,15 +304,6 @@ def evaluation_takes_time(run: Run) -> Iterator[str]:
             return
 
 
-EVALUATIONS_RULES: tuple[Rule[Run], ...] = (
-    evaluation_cadence,
-    evaluation_is_a_number,
-    whole_evaluation_set,
-    target_of_the_benchmark,
-    evaluation_takes_time,
-)
-
-
 def cadence(run: Run) -> int | None:
     """Return the samples between two evaluations of a closed run, None without a global batch size."""
     batch = run.number("global_batch_size")
@@ -434,6 +316,115 @@ def _listed(first: Iterable[int | None], total: int) -> str:
     """Return the ``first`` of ``total`` counts, and how many more there are."""
     shown = ", ".join("no" if count is None else f"{count:,}" for count in first)
     return f"{shown} and {total - _SHOWN} more" if total > _SHOWN else shown
+
+
+_COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_stop", "run_stop")
+_SAMPLES_ORIGINAL = "Give the original log; fluxtrain counts each sample once."
+
+
+@rule("training-set", "6.5", "Train on the whole of MLCommons' training set.", closed_only=True)
+def training_set(run: Run) -> Iterator[str]:
+    """The training set has 1,099,776 samples."""
+    for line in run.all("train_samples"):
+        if line.value != MLPERF_TRAINING_SET:
+            yield f"{line.place} is {line.value}; needed: {MLPERF_TRAINING_SET}"
+
+
+@rule("whole-batches", "6.6", _SAMPLES_ORIGINAL)
+def whole_batches(run: Run) -> Iterator[str]:
+    """Each count of samples is a number of whole batches."""
+    batch = run.number("global_batch_size")
+    if not batch or batch < 1:
+        return
+    for line in run.all(*_COUNTED):
+        if line.samples is not None and (line.samples < 0 or line.samples % batch):
+            yield (
+                f"{line.place} is at {line.samples:,} samples, "
+                f"which are not whole batches of {batch}"
+            )
+            return
+
+
+@rule("counts-continue", "6.6", _SAMPLES_ORIGINAL)
+def counts_continue(run: Run) -> Iterator[str]:
+    """A block starts where the one before it stopped, and is evaluated where it stops.
+
+    Submitters write the length of a block into its start and its stop; both forms are known.
+    """
+    lines = run.all("block_start", "block_stop", "eval_start", "eval_accuracy")
+    blocks = [line for line in lines if line.key.startswith("block")]
+    first = [line.samples for line in blocks[:2]]
+    if len(first) == 2 and first[0] and first[0] == first[1]:  # it would start at 0 otherwise
+        yield from _lengths(run, blocks)
+        return
+    if blocks and blocks[0].key == "block_start" and blocks[0].samples:
+        yield f"{blocks[0].place} is at {blocks[0].samples:,} samples; the first block starts at 0"
+    for earlier, later in pairwise(lines):
+        if (earlier.key, later.key) == ("block_start", "block_stop"):
+            wrong = (later.samples or 0) < (earlier.samples or 0)
+        else:
+            wrong = later.samples != earlier.samples
+        if wrong:
+            yield (
+                f"{later.place} is at {later.samples} samples, after {earlier.place} at {earlier.samples}"
+            )
+            return
+
+
+@rule("steps-are-samples", "6.6", _SAMPLES_ORIGINAL)
+def steps_are_samples(run: Run) -> Iterator[str]:
+    """A step in the metadata of an evaluation, times the batch size, is its samples."""
+    batch = run.number("global_batch_size")
+    for line in run.all("eval_start", "eval_stop"):
+        step = line.fields["metadata"].get("step")
+        if batch and isinstance(step, int) and line.samples not in (None, step * batch):
+            yield f"{line.place} is at {line.samples} samples, but step {step} x {batch} is {step * batch}"
+            return
+
+
+@rule("end-is-the-last-evaluation", "11", _SAMPLES_ORIGINAL)
+def end_is_the_last_evaluation(run: Run) -> Iterator[str]:
+    """A run that succeeded stops at the samples of its last evaluation."""
+    stop, evaluations = run.first("run_stop"), run.all("eval_accuracy")
+    if stop is None or not evaluations or not run.succeeded or stop.samples is None:
+        return
+    if stop.samples != evaluations[-1].samples:
+        yield (
+            f"{stop.place} is at {stop.samples} samples, the last evaluation at "
+            f"{evaluations[-1].samples}"
+        )
+
+
+def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
+    every = cadence(run) if run.closed else blocks[0].samples
+    for line in blocks:
+        if line.samples != every:
+            yield f"{line.place} is of {line.samples} samples; the blocks of this run are of {every}"
+            return
+
+
+@rule("one-seed", "5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
+def one_seed(run: Run) -> Iterator[str]:
+    """A log has one seed, a whole number, the one that was drawn; an open log may have none."""
+    found = run.all("seed")
+    if not found and run.closed:
+        yield "the log has no seed"
+    for line in found:
+        if not _WHOLE.fullmatch(str(line.value)):
+            yield f"{line.place} is {line.value!r}; needed: a whole number"
+        elif (drawn := _drawn_seed(run)) not in (None, str(line.value)):
+            yield f"{line.place} is {line.value!r}; drawn for this output, in its file {SEED_FILE}: {drawn}"
+    if len(found) > 1:
+        shown = ", ".join(f"{line.value!r} (line {line.number})" for line in found[:_SHOWN])
+        yield f"seed occurs {len(found)} times: {shown}; allowed: once"
+
+
+def _drawn_seed(run: Run) -> str | None:
+    """Return what the file with the seed of a run with `seed: random` holds, None without one."""
+    if run.config_file is None or (run.config or {}).get("seed") != RANDOM_SEED:
+        return None
+    path = run.config_file.with_name(SEED_FILE)
+    return read_bytes(path).decode("latin-1").strip() if is_file(path) else None
 
 
 _FIELDS = {
@@ -545,17 +536,6 @@ def batch_is_of_its_parts(run: Run) -> Iterator[str]:
         yield from batch_faults(run, run.system)
 
 
-SETTINGS_RULES: tuple[Rule[Run], ...] = (
-    log_is_of_its_configuration,
-    configuration_is_valid,
-    precision_is_stated,
-    benchmark_configuration,
-    benchmark_data,
-    caches_are_flushed,
-    batch_is_of_its_parts,
-)
-
-
 def batch_faults(run: Run, system: Mapping[str, Any], whose: str = "") -> Iterator[str]:
     """Yield a text if the logged micro batches on the ranks of ``system`` do not make the global batch."""
     batch, micro = run.number("global_batch_size"), run.number("micro_batch_size")
@@ -587,23 +567,6 @@ _SUBMISSION_RULES = ""
 _MAX_SHOWN = 3
 
 
-def chain_of(run: Run) -> Path | None:
-    """Return where the chain of ``run`` belongs: beside its log, in a package beside its configuration.
-
-    None if only its log is given, which has neither.
-    """
-    if run.config_file is None:
-        return None
-    if run.config_file.name == CONFIG_FILE:
-        return run.log.parent / CHAIN_FILE
-    return run.config_file.with_name(enclosed_name(run.config_file.stem.removeprefix("config_")))
-
-
-def enclosed_name(number: int | str) -> str:
-    """Return the name of a chain in a package."""
-    return f"chain_{number}.jsonl"
-
-
 @rule(
     "log-follows-its-chain",
     _SUBMISSION_RULES,
@@ -623,4 +586,4 @@ def log_follows_its_chain(run: Run) -> Iterator[str]:
     yield from found[:_MAX_SHOWN]
 
 
-CHAINED_RULES: tuple[Rule[Run], ...] = (log_follows_its_chain,)
+RULES: tuple[Rule[Run], ...] = rules_in(globals())
