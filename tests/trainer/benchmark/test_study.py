@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.benchmark.fake_machine import FakeMachine
 
 from fluxtrain.benchmark.report import PLOT_FILE, write_report
-from fluxtrain.benchmark.results import Results, rank_counts
-from fluxtrain.benchmark.task import Study
+from fluxtrain.benchmark.results import Results
+from fluxtrain.benchmark.task import Study, rank_counts
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.parallel.distributed import World

@@ -28,13 +28,12 @@ from fluxtrain.cli import main
 from fluxtrain.data.images import TarImages
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.prepare.cc12m import (
-    FolderSource,
     RejectedError,
     clean,
-    open_source,
     prepare_cc12m,
     read_problematic,
 )
+from fluxtrain.prepare.download import FolderSource, open_source
 from fluxtrain.runtime.files import exclusive_lock
 
 

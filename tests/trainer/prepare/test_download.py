@@ -40,11 +40,12 @@ from tests.trainer.prepare.raw_cc12m import parts, photo, saved, write_tar
 from fluxtrain.cli import main
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.fetch.http import DownloadError, HttpClient
-from fluxtrain.prepare.cc12m import open_source, prepare_cc12m
+from fluxtrain.prepare.cc12m import prepare_cc12m
 from fluxtrain.prepare.download import (
     _require_no_downgrade,
     download,
     open_hub,
+    open_source,
     parse,
     path_fault,
     read_manifest,

@@ -19,7 +19,8 @@ from fluxtrain.cli import main
 from fluxtrain.contract.process import ENV_TERMINATION_MESSAGE, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, ConfigError
-from fluxtrain.prepare.cc12m import FolderSource, prepare_cc12m
+from fluxtrain.prepare.cc12m import prepare_cc12m
+from fluxtrain.prepare.download import FolderSource
 from fluxtrain.prepare.task import open_task, prepare
 
 

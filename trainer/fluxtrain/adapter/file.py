@@ -1,4 +1,19 @@
-"""Reads and writes LoRA files; what is read may come from anywhere."""
+"""Reads and writes LoRA files, in the layouts that other tools read; what is read may come from anywhere.
+
+kohya                   lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight, .lora_up.weight, .alpha
+diffusers, ai-toolkit   transformer.transformer_blocks.0.attn.to_q.lora_A.weight, .lora_B.weight
+bfl                     diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight
+
+Layers of CLIP are lora_te1_text_model_… in kohya's layout, text_encoder.text_model.… in the rest, whose
+readers know that name. A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of
+w2, and .alpha in kohya's layout and bfl's; the rest names parts of fused layers, to which it cannot be cut.
+Magnitudes (DoRA) are .dora_scale, a column, in the same two, as LyCORIS writes them, and
+.lora_magnitude_vector in diffusers', as peft does; ai-toolkit's has no name for them.
+
+Without .alpha it is the rank, and the scale is in lora_B: tools disagree on files in which it is not. A
+fused layer's pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the sum of the
+ranks, so that alpha / rank stays that of the training.
+"""
 
 from __future__ import annotations
 
@@ -52,34 +67,6 @@ from fluxtrain.errors import DataError, StorageError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import open_safetensors, read_header, read_tensor, write
-
-# The layouts of LoRA files: the tensors of an adapter by the names that other tools read.
-#
-# | layout     | names                                                                          |
-# alpha     | |------------|------------------------------------------------------------------------
-# --------|-----------| | kohya      | lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight,
-# .lora_up.weight       | .alpha    | | diffusers  |
-# transformer.transformer_blocks.0.attn.to_q.lora_A.weight, .lora_B.weight       | the rank  | | ai-
-# toolkit | the same                                                                       | the
-# rank  | | bfl        | diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight
-# | the rank  |
-#
-# Layers of the CLIP text encoder are lora_te1_text_model_encoder_layers_0_self_attn_q_proj in
-# kohya's layout, and text_encoder.text_model.encoder.layers.0.self_attn.q_proj in the others, whose
-# readers know that name.
-#
-# A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of w2, and .alpha
-# in the first and the last of them; the others name parts of fused layers, to which it cannot be
-# cut.
-#
-# Magnitudes (DoRA) are .dora_scale, a column, in kohya's and bfl's layouts, as LyCORIS writes them,
-# and .lora_magnitude_vector in diffusers', as peft does; ai-toolkit's has no name for them. They
-# stay in float32.
-#
-# Where alpha is the rank, the scale is in lora_B: tools disagree on files in which it is not. A
-# fused layer's pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the
-# sum of the ranks, so that alpha / rank stays that of the training.
-
 
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
@@ -147,7 +134,6 @@ def _scales(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
 
 
 def _require_place(layer: str, update: Update, layout: Layout) -> None:
-    """Raise ValueError if ``update`` has magnitudes for which ``layout`` has no place."""
     if not update.is_dora:
         return
     if layout not in DORA_LAYOUTS:
@@ -354,7 +340,17 @@ def metadata_of(
     if is_dev is not None:
         found |= architecture(is_dev)
     if layout == "diffusers":
-        found[DIFFUSERS_METADATA] = json.dumps(_peft_configs(adapter), sort_keys=True)
+        configs = {
+            f"{model}.{key}": value
+            for model in ("transformer", TEXT_ENCODER)
+            if (
+                layers := {
+                    it: adapter[it] for it in adapter if is_clip(it) == (model == TEXT_ENCODER)
+                }
+            )
+            for key, value in _peft_config(layers).items()
+        }
+        found[DIFFUSERS_METADATA] = json.dumps(configs, sort_keys=True)
     return found | dict(given)
 
 
@@ -389,21 +385,8 @@ def with_hashes(tensors: dict[str, Tensor], metadata: Metadata) -> Metadata:
     }
 
 
-def _peft_configs(adapter: Adapter) -> dict[str, object]:
-    """Return the settings of peft's LoraConfig, of each model, as diffusers writes them."""
-    clip = {layer: update for layer, update in adapter.items() if is_clip(layer)}
-    blocks = {layer: update for layer, update in adapter.items() if layer not in clip}
-    found = {"transformer": blocks, TEXT_ENCODER: clip}
-    return {
-        f"{model}.{key}": value
-        for model, layers in found.items()
-        if layers
-        for key, value in _peft_config(layers).items()
-    }
-
-
 def _peft_config(adapter: Adapter) -> dict[str, object]:
-    """Return the settings of one model; alpha is the rank everywhere.
+    """Return the settings of peft's LoraConfig for one model, as diffusers writes them: alpha is the rank.
 
     CLIP's layers are named without ``text_model``, which some versions of transformers do not have.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib import pyplot
 
-from fluxtrain.benchmark.results import CSV_FILE, JSON_FILE, Result, Scaling, scalings
+from fluxtrain.benchmark.results import CSV_FILE, JSON_FILE, Result
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.setting import Setting
@@ -38,6 +38,25 @@ def write_report(config: RunConfig, output: Path, num_ranks: int, results: Seque
     return "\n".join(parts)
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """The measurements of one study, by rising number of ranks."""
+
+    kind: str
+    """weak or strong."""
+    setting: Setting
+    results: Sequence[Result]
+
+    def rates(self) -> list[float]:
+        """Return images/s per rank of each result."""
+        return [r.measurement.images_per_second_per_gpu for r in self.results if r.measurement]
+
+    def efficiencies(self) -> list[float]:
+        """Return images/s per rank relative to the fewest ranks, of each result."""
+        rates = self.rates()
+        return [rate / rates[0] for rate in rates]
+
+
 def _wanted(config: RunConfig, results: Sequence[Result]) -> list[Scaling]:
     """Return the studies that ``config`` asks for."""
     batch = config.schedule.global_batch_size
@@ -47,6 +66,22 @@ def _wanted(config: RunConfig, results: Sequence[Result]) -> list[Scaling]:
         if study.kind in config.benchmark.scaling
         and (study.kind == "weak" or study.results[0].trial.global_batch_size == batch)
     ]
+
+
+def scalings(results: Sequence[Result]) -> Iterator[Scaling]:
+    """Yield the studies in ``results``: measurements that differ in the number of ranks only."""
+    groups = defaultdict[tuple[str, Setting, int], dict[int, Result]](dict)
+    for result in results:
+        if result.measurement is not None:
+            trial = result.trial
+            if trial.has_equal_batches:
+                key = "weak", trial.setting, trial.micro_batch_size
+                groups[key][trial.num_ranks] = result
+            key = "strong", trial.setting, trial.global_batch_size
+            groups[key].setdefault(trial.num_ranks, result)
+    for (kind, setting, _), found in groups.items():
+        if len(found) > 1:
+            yield Scaling(kind, setting, [found[ranks] for ranks in sorted(found)])
 
 
 def _compared(figure: Published, results: Sequence[Result]) -> str:

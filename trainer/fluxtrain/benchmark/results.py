@@ -12,9 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from itertools import product
@@ -345,11 +343,7 @@ class Result:
             "num_ranks": trial.num_ranks,
             "global_batch_size": trial.global_batch_size,
             "status": self.status.name.lower().replace("_", " "),
-            **(
-                asdict(measured)
-                if measured
-                else dict.fromkeys(field.name for field in fields(Measurement))
-            ),
+            **{it.name: getattr(measured, it.name, None) for it in fields(Measurement)},
             "reason": self.reason,
         }
 
@@ -389,7 +383,7 @@ class Results:
     def add(self, result: Result) -> None:
         """Add ``result`` and write the files anew."""
         self._results[result.trial] = result
-        entries = [_encode(each) for each in self._results.values()]
+        entries = [{**asdict(each), "status": each.status.name} for each in self._results.values()]
         with atomic_write(self._folder / JSON_FILE) as partial:
             content = {"run": self._run, _MEMORY: self._memory, "trials": entries}
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -416,16 +410,6 @@ class Results:
     def num_trials(self) -> int:
         """Return the number of trials so far."""
         return len(self._results)
-
-
-def _encode(result: Result) -> dict[str, Any]:
-    measured = result.measurement
-    return {
-        "trial": asdict(result.trial),
-        "status": result.status.name,
-        "reason": result.reason,
-        "measurement": asdict(measured) if measured else None,
-    }
 
 
 def _decode(entry: dict[str, Any]) -> Result:
@@ -477,7 +461,11 @@ class Crew:
 
     def run(self, trial: Trial) -> Outcome:
         """Run ``trial`` on all its ranks and return how it ended."""
-        folder = self._next_folder()
+        numbers = [int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdigit()]
+        folder = self._folder / f"{max(numbers, default=0) + 1:04d}"
+        folder.mkdir(parents=True)
+        with socket.create_server(("", 0)) as server:
+            port = int(server.getsockname()[1])
         order = {
             "config": trial.config(self._config).model_dump(mode="json"),
             "steps": trial.num_steps(self._config),
@@ -485,7 +473,7 @@ class Crew:
             "seconds": self._config.benchmark.trial_seconds,
             "num_ranks": trial.num_ranks,
             "folder": str(folder),
-            "port": _free_port(),
+            "port": port,
         }
         self._broadcast(json.dumps(order))
         status, reason = self._take_part(order)
@@ -508,12 +496,6 @@ class Crew:
 
     def _broadcast(self, text: str) -> str:
         return self._world.broadcast([text])[0]
-
-    def _next_folder(self) -> Path:
-        numbers = [int(path.name) for path in self._folder.glob("[0-9]*") if path.name.isdigit()]
-        folder = self._folder / f"{max(numbers, default=0) + 1:04d}"
-        folder.mkdir(parents=True)
-        return folder
 
     def _take_part(self, order: dict[str, Any]) -> tuple[Status, str]:
         """Run this rank's process, if it has one; return how those of all ranks ended, and why."""
@@ -562,73 +544,3 @@ class Crew:
         if given is not None:
             return int(given * (1 << 30))
         return int(_FREE_PART * free_bytes() / self._world.local_size)
-
-
-def _free_port() -> int:
-    with closing(socket.create_server(("", 0))) as server:
-        return int(server.getsockname()[1])
-
-
-# The scaling study: the same setting on 1, 2, 4 ... nodes, or on as many ranks of a single node.
-#
-# Weak scaling keeps the batch of a rank, strong scaling the global batch. Both are judged by
-# images/s per rank, relative to the fewest ranks.
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """The measurements of one study, by rising number of ranks."""
-
-    kind: str
-    """weak or strong."""
-    setting: Setting
-    results: Sequence[Result]
-
-    def rates(self) -> list[float]:
-        """Return images/s per rank of each result."""
-        return [r.measurement.images_per_second_per_gpu for r in self.results if r.measurement]
-
-    def efficiencies(self) -> list[float]:
-        """Return images/s per rank relative to the fewest ranks, of each result."""
-        rates = self.rates()
-        return [rate / rates[0] for rate in rates]
-
-
-def rank_counts(num_nodes: int, local_size: int) -> list[int]:
-    """Return the numbers of ranks of a study: powers of two of nodes, or of ranks of one node, and all."""
-    if num_nodes > 1:
-        return [nodes * local_size for nodes in (*_powers_below(num_nodes), num_nodes)]
-    return [*_powers_below(local_size), local_size]
-
-
-def _powers_below(limit: int) -> list[int]:
-    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent < limit]
-
-
-def weak(trial: Trial, num_ranks: int) -> Trial:
-    """Return ``trial`` on ``num_ranks``, with the same batch per rank."""
-    batch = trial.micro_batch_size
-    return Trial(trial.setting, batch, num_ranks, batch * num_ranks, is_measured=True)
-
-
-def strong(trial: Trial, num_ranks: int, global_batch_size: int) -> Trial:
-    """Return a trial on ``num_ranks`` that divides ``global_batch_size``, in micro batches up to the same."""
-    share = -(-global_batch_size // num_ranks)
-    batch = min(trial.micro_batch_size, share)
-    return Trial(trial.setting, batch, num_ranks, global_batch_size, is_measured=True)
-
-
-def scalings(results: Sequence[Result]) -> Iterator[Scaling]:
-    """Yield the studies in ``results``: measurements that differ in the number of ranks only."""
-    groups = defaultdict[tuple[str, Setting, int], dict[int, Result]](dict)
-    for result in results:
-        if result.measurement is not None:
-            trial = result.trial
-            if trial.has_equal_batches:
-                key = "weak", trial.setting, trial.micro_batch_size
-                groups[key][trial.num_ranks] = result
-            key = "strong", trial.setting, trial.global_batch_size
-            groups[key].setdefault(trial.num_ranks, result)
-    for (kind, setting, _), found in groups.items():
-        if len(found) > 1:
-            yield Scaling(kind, setting, [found[ranks] for ranks in sorted(found)])

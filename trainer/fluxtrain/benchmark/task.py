@@ -21,10 +21,7 @@ from fluxtrain.benchmark.results import (
     Results,
     Status,
     Trial,
-    rank_counts,
     settings,
-    strong,
-    weak,
 )
 from fluxtrain.contract.process import FINISH, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -228,3 +225,32 @@ def check_benchmark(config: RunConfig, paths: RunPaths) -> None:
         return
     for setting in settings(config):
         open_sources(Trial(setting, 1, 1, 1, is_measured=False).config(config), paths.data)
+
+
+# The scaling study: the same setting on 1, 2, 4 ... nodes, or on as many ranks of a single node.
+#
+# Weak scaling keeps the batch of a rank, strong scaling the global batch.
+
+
+def rank_counts(num_nodes: int, local_size: int) -> list[int]:
+    """Return the numbers of ranks of a study: powers of two of nodes, or of ranks of one node, and all."""
+    if num_nodes > 1:
+        return [nodes * local_size for nodes in (*_powers_below(num_nodes), num_nodes)]
+    return [*_powers_below(local_size), local_size]
+
+
+def _powers_below(limit: int) -> list[int]:
+    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent < limit]
+
+
+def weak(trial: Trial, num_ranks: int) -> Trial:
+    """Return ``trial`` on ``num_ranks``, with the same batch per rank."""
+    batch = trial.micro_batch_size
+    return Trial(trial.setting, batch, num_ranks, batch * num_ranks, is_measured=True)
+
+
+def strong(trial: Trial, num_ranks: int, global_batch_size: int) -> Trial:
+    """Return a trial on ``num_ranks`` that divides ``global_batch_size``, in micro batches up to the same."""
+    share = -(-global_batch_size // num_ranks)
+    batch = min(trial.micro_batch_size, share)
+    return Trial(trial.setting, batch, num_ranks, global_batch_size, is_measured=True)

@@ -140,7 +140,8 @@ def _openmoji(arguments: argparse.Namespace) -> int:
 
 
 def _cc12m(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.cc12m import open_source, prepare_cc12m, read_problematic
+    from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
+    from fluxtrain.prepare.download import open_source
 
     prepare_cc12m(
         open_source(arguments.input),

@@ -21,12 +21,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, islice
-from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, TextIO, TypeVar
+from pathlib import Path
+from typing import Any, TextIO
 
 from PIL import ExifTags, Image, ImageOps
 
@@ -34,8 +34,7 @@ from fluxtrain.data.formats.tar import Member, quoted, read_members
 from fluxtrain.data.formats.tar_index import IMAGE_SUFFIXES, SIDECAR, open_index, split_name
 from fluxtrain.data.formats.tar_writer import TarWriter
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.fetch.http import HttpClient, is_url
-from fluxtrain.prepare.download import PREFIX, Entry, HubDataset, fetch, open_hub, read_manifest
+from fluxtrain.prepare.download import Source
 from fluxtrain.prepare.work import (
     SETTINGS,
     SIZE,
@@ -234,14 +233,15 @@ def _clean_image(content: bytes) -> bytes:
                 UNREADABLE, f"{width} x {height} pixels, at most {_MAX_PIXELS} are decoded"
             )
         image.load()
-        return encode(_center_crop(_resize(_apply_orientation(image))))
-
-
-def _apply_orientation(image: Image.Image) -> Image.Image:
-    """Return ``image`` rotated by its EXIF orientation; raises if the EXIF is damaged, like the reference."""
-    if image.getexif().get(ExifTags.Base.Orientation) is None:
-        return image
-    return ImageOps.exif_transpose(image)
+        turned: Image.Image = image
+        if image.getexif().get(ExifTags.Base.Orientation) is not None:
+            turned = ImageOps.exif_transpose(
+                image
+            )  # raises if the EXIF is damaged, as the reference
+        whole = _resize(turned)
+        # half pixels are rounded to even, as in torchvision
+        left, top = round((whole.width - SIZE) / 2), round((whole.height - SIZE) / 2)
+        return encode(whole.crop((left, top, left + SIZE, top + SIZE)))
 
 
 def _resize(image: Image.Image) -> Image.Image:
@@ -252,12 +252,6 @@ def _resize(image: Image.Image) -> Image.Image:
     other = SIZE * long // short
     size = (SIZE, other) if image.width <= image.height else (other, SIZE)
     return image.resize(size, Image.Resampling.BICUBIC)
-
-
-def _center_crop(image: Image.Image) -> Image.Image:
-    """Return the central square; half pixels are rounded to even, as in torchvision."""
-    left, top = round((image.width - SIZE) / 2), round((image.height - SIZE) / 2)
-    return image.crop((left, top, left + SIZE, top + SIZE))
 
 
 # Reads the samples of a raw ``cc12m-wds`` tar in order; incomplete samples count too.
@@ -345,130 +339,6 @@ def _sample(position: int, key: str, members: list[Member]) -> RawSample:
     return RawSample(position, key, images[0], captions[0])
 
 
-Value = TypeVar("Value")
-_FLAG = "--input"
-
-
-class Source(Protocol):
-    """Raw tars by name; pickled to worker processes."""
-
-    def names(self) -> list[str]:
-        """Return the names of the tars, sorted; ConfigError if there are none."""
-        ...
-
-    def stamp(self, name: str) -> Any:
-        """Return the version of the tar ``name`` as JSON: it changes with the content."""
-        ...
-
-    def open(self, name: str, download_dir: Path) -> AbstractContextManager[Path]:
-        """Yield the path of the tar ``name``; a remote one is downloaded to ``download_dir`` and removed."""
-        ...
-
-
-@dataclass(frozen=True)
-class FolderSource:
-    """Tars in a folder, such as a mounted volume."""
-
-    folder: Path
-
-    def names(self) -> list[str]:
-        """Return the sorted names; ConfigError if the folder cannot be read or has no tar."""
-        try:
-            names = sorted(path.name for path in self.folder.iterdir() if path.suffix == ".tar")
-        except OSError as error:
-            raise ConfigError(_FLAG, str(self.folder), str(error.strerror)) from None
-        if not names:
-            raise ConfigError(_FLAG, str(self.folder), "it holds no .tar")
-        return names
-
-    def stamp(self, name: str) -> Any:
-        """Return size and modification time."""
-        try:
-            status = (self.folder / name).stat()
-        except OSError as error:
-            raise DataError(f"{self.folder / name}: {error.strerror}") from None
-        return [status.st_size, status.st_mtime_ns]
-
-    @contextmanager
-    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Yield the path of the tar itself."""
-        yield self.folder / name
-
-
-@dataclass(frozen=True)
-class ManifestSource:
-    """Tars of a manifest, downloaded and verified."""
-
-    entries: dict[str, Entry]
-    client: HttpClient = field(default_factory=HttpClient)
-
-    def names(self) -> list[str]:
-        """Return the sorted names."""
-        return sorted(self.entries)
-
-    def stamp(self, name: str) -> Any:
-        """Return the MD5."""
-        return self.entries[name].digest
-
-    @contextmanager
-    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Download the tar, yield its path, and remove it."""
-        entry = self.entries[name]
-        path = fetch(Entry(f"{name}.raw", entry.url, entry.digest), download_dir, self.client)
-        yield path
-        path.unlink()
-
-
-@dataclass(frozen=True)
-class HubSource:
-    """Tars of a data set on the Hub, downloaded by its client."""
-
-    dataset: HubDataset
-    files: dict[str, str]
-
-    def names(self) -> list[str]:
-        """Return the sorted names."""
-        return sorted(self.files)
-
-    def stamp(self, name: str) -> Any:
-        """Return the commit."""
-        return self.dataset.commit
-
-    @contextmanager
-    def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Download the tar, yield its path, and remove it."""
-        path = self.dataset.fetch(self.files[name], download_dir / "hub")
-        yield path
-        path.unlink()
-
-
-def open_source(given: str, client: HttpClient | None = None) -> Source:
-    """Return the source ``given``: a folder, the URL of a manifest, or ``hf://datasets/ORG/NAME[@REVISION]``.
-
-    Raises ConfigError if it is none of these or has no tar.
-    """
-    if given.startswith(PREFIX):
-        name, _, revision = given.removeprefix(PREFIX).partition("@")
-        dataset = open_hub(name, revision or "main", _FLAG)
-        return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
-    if is_url(given):
-        client = client or HttpClient()
-        entries = {entry.path: entry for entry in read_manifest(given, None, client)}
-        return ManifestSource(_by_name(given, entries), client)
-    return FolderSource(Path(given))
-
-
-def _by_name(given: str, by_path: dict[str, Value]) -> dict[str, Value]:
-    """Return the tars of ``by_path`` by file name; DataError if two have the same one."""
-    tars = {path: value for path, value in by_path.items() if path.endswith(".tar")}
-    by_name = {PurePosixPath(path).name: value for path, value in tars.items()}
-    if not by_name:
-        raise ConfigError(_FLAG, given, "it names no .tar")
-    if len(by_name) < len(tars):
-        raise DataError(f"{given}: two of its tars have the same name")
-    return by_name
-
-
 NUM_SAMPLES = 1_099_776
 LISTED = "listed as problematic"
 _PROBLEMATIC = (UNREADABLE, NOT_UTF8)
@@ -536,7 +406,9 @@ def read_problematic(path: Path) -> frozenset[int]:
     try:
         with path.open("rb") as file:
             lines = file.read(_MAX_LIST_BYTES).decode("ascii").split()
-        return frozenset(map(_parse_index, lines))
+        if wrong := next((it for it in lines if not it.isdigit() or len(it) > 18), None):
+            raise ValueError(wrong[:50])
+        return frozenset(map(int, lines))
     except OSError as error:
         raise ConfigError("--problematic", str(path), str(error.strerror)) from None
     except ValueError as error:
@@ -565,25 +437,18 @@ def _select(
     """Yield a selection for each tar until there are ``num_samples``; no further tar is cleaned."""
     first = num_kept = 0
     for tar in tars:
-        missing = None if num_samples is None else num_samples - num_kept
-        selection = _select_from(tar, first, problematic, missing)
+        listed = frozenset(
+            at - first for at in problematic if first <= at < first + tar.num_samples
+        )
+        kept = [position for position in tar.kept if position not in listed]
+        selection = TarSelection(tar.tar, first, tar.num_samples, listed, len(kept))
+        if num_samples is not None and len(kept) >= (missing := num_samples - num_kept):
+            selection = TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)
         first, num_kept = first + tar.num_samples, num_kept + selection.num_kept
         advance(1 if num_samples is None else selection.num_kept)
         yield selection
         if num_kept == num_samples:
             return
-
-
-def _select_from(
-    tar: CleanedTar, first: int, problematic: frozenset[int], missing: int | None
-) -> TarSelection:
-    """Return the selection of at most ``missing`` samples from ``tar``, which begins at index ``first``."""
-    after = first + tar.num_samples
-    listed = frozenset(index - first for index in problematic if first <= index < after)
-    kept = [position for position in tar.kept if position not in listed]
-    if missing is None or len(kept) < missing:
-        return TarSelection(tar.tar, first, tar.num_samples, listed, len(kept))
-    return TarSelection(tar.tar, first, kept[missing - 1] + 1, listed, missing)
 
 
 def _require_enough(
@@ -634,34 +499,22 @@ def _assemble(
         "dropped": dict(sorted(reasons.items())),
         "tars": [{"tar": s.tar, "read": s.end, "kept": s.num_kept} for s in selections],
     }
-    return report | (_compared(found, problematic, report["read"]) if problematic else {})
-
-
-def _compared(found: set[int], listed: frozenset[int], num_read: int) -> dict[str, Any]:
-    """Return how the unreadable samples that were ``found`` differ from the given list, where both looked."""
-    seen = {index for index in listed if index < num_read}
-    only_found, only_listed = sorted(found - seen), sorted(seen - found)
-    return {
-        "unreadable_but_not_listed": len(only_found),
-        "listed_but_readable": len(only_listed),
-        "problematic_indices": {"only_found": only_found, "only_listed": only_listed},
-    }
+    if problematic:  # compared where both looked
+        seen = {index for index in problematic if index < report["read"]}
+        only_found, only_listed = sorted(found - seen), sorted(seen - found)
+        report["unreadable_but_not_listed"] = len(only_found)
+        report["listed_but_readable"] = len(only_listed)
+        report["problematic_indices"] = {"only_found": only_found, "only_listed": only_listed}
+    return report
 
 
 def _dropped_rows(selection: TarSelection, cleaned: CleanedTar) -> Iterator[dict[str, Any]]:
     """Yield the dropped samples before the end of ``selection``, in order."""
-    rows = [
-        (
-            row.position,
-            row.key,
-            LISTED if row.position in selection.listed else row.reason,
-            row.detail,
-        )
-        for row in cleaned.dropped
-    ]
+    rows = [(row.position, row.key, row.reason, row.detail) for row in cleaned.dropped]
     rows += [(at, "", LISTED, "it could be read") for at in selection.listed & set(cleaned.kept)]
     for position, key, reason, detail in sorted(rows):
         if position < selection.end:
+            reason = LISTED if position in selection.listed else reason
             row = {"index": selection.first + position, "tar": selection.tar, "key": key}
             yield {**row, "reason": reason, "detail": detail}
 
@@ -671,12 +524,6 @@ def _require_cleaned(staging: StagingDir, name: str) -> CleanedTar:
     if cleaned is None:
         raise DataError(f"{staging.work}: the record of {name} has disappeared")
     return cleaned
-
-
-def _parse_index(text: str) -> int:
-    if not text.isdigit() or len(text) > 18:
-        raise ValueError(text[:50])
-    return int(text)
 
 
 def _digest(problematic: frozenset[int]) -> str | None:

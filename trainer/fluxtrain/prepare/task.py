@@ -19,9 +19,9 @@ from fluxtrain.fetch.http import is_url
 from fluxtrain.parallel.distributed import World
 from fluxtrain.prepare import cc12m
 from fluxtrain.prepare import coco as coco_subset
-from fluxtrain.prepare.cc12m import open_source, prepare_cc12m, read_problematic
+from fluxtrain.prepare.cc12m import prepare_cc12m, read_problematic
 from fluxtrain.prepare.coco import prepare_coco
-from fluxtrain.prepare.download import PREFIX
+from fluxtrain.prepare.download import PREFIX, open_source
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.runtime.progress import handled
 
