@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# Low-rank updates of the blocks' linear layers, whatever file they come from.
-
 
 @dataclass(frozen=True)
 class Magnitude:
@@ -176,9 +174,6 @@ class Update:
         up = up_basis @ (left[:, :kept] * root)
         down = (right[:kept] * root[:, None]) @ down_basis.T
         return Update(self.outputs, (Piece(0, down, up, 1.0),))
-
-
-# Kronecker products that update linear layers (LoKr), whatever file they come from.
 
 
 FACTORS = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")

@@ -286,9 +286,6 @@ def _finish(axes: Any, ticks: list[int], x: str, y: str) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-# Published figures of the same settings, which the table and the plot show beside our own.
-
-
 @dataclass(frozen=True)
 class Published:
     """A figure that others published."""

@@ -1,4 +1,10 @@
-"""The results of a benchmark: kept after each trial, so that one that is stopped goes on where it was."""
+"""The trials of a benchmark: what they measure, how all ranks run them, and their results.
+
+The ranks use no GPU: all its memory is that of the trials' processes. Each trial has processes of its
+own, so that one that ran out of memory leaves nothing behind; if one ends in error, those of the other
+ranks, which would wait for it for ever, are killed. Results are kept after each trial, so that a
+benchmark that is stopped goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +53,6 @@ from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.devices import num_visible
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.state.free_memory import free_bytes
-
-# What a benchmark measures: trials, each of a setting and a micro batch.
-
 
 NUM_PARTS = 5
 """Parts of a measurement: their median is its result, their range its spread."""
@@ -420,13 +423,6 @@ def _decode(entry: dict[str, Any]) -> Result:
         entry["reason"],
         Measurement(**measured) if measured else None,
     )
-
-
-# Runs trials on all ranks: rank 0 orders each one, and every rank runs its process.
-#
-# The ranks themselves use no GPU: all its memory is the processes'. Each trial has processes of its
-# own, so that one that ran out of memory leaves nothing behind; if one ends in error, those of the
-# other ranks, which would wait for it for ever, are killed.
 
 
 FOLDER = "trials"

@@ -1,6 +1,8 @@
 """The benchmark task: for each setting the largest micro batch, then speed and memory at several batches.
 
-Every trial is a real training in processes of its own (crew.py). What was measured is not measured again.
+Every trial is a real training in processes of its own. What was measured is not measured again. A
+scaling study has the same setting on 1, 2, 4 ... nodes, or on as many ranks of a single node: weak
+scaling keeps the batch of a rank, strong scaling the global batch.
 """
 
 from __future__ import annotations
@@ -225,11 +227,6 @@ def check_benchmark(config: RunConfig, paths: RunPaths) -> None:
         return
     for setting in settings(config):
         open_sources(Trial(setting, 1, 1, 1, is_measured=False).config(config), paths.data)
-
-
-# The scaling study: the same setting on 1, 2, 4 ... nodes, or on as many ranks of a single node.
-#
-# Weak scaling keeps the batch of a rank, strong scaling the global batch.
 
 
 def rank_counts(num_nodes: int, local_size: int) -> list[int]:

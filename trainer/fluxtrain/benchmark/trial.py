@@ -1,6 +1,9 @@
 """The process of one rank of a trial: takes a few training steps, and ends with a code that says why.
 
 It is started by the benchmark task with torchrun's variables, and reads its order from stdin as JSON.
+
+With buckets its samples are synthetic, sizes in turn by the shares of the training set if there is one:
+every part of a measurement has the same batches, and the largest size is in each.
 """
 
 from __future__ import annotations
@@ -26,12 +29,6 @@ from fluxtrain.report.progress import publish
 from fluxtrain.runtime.devices import bind_near_gpu
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress import Progress
-
-# The samples of a trial with buckets: sizes in turn, by the shares of the training set if there is
-# one.
-#
-# They are synthetic, so that every part of a measurement has the same batches, and the largest size
-# is in each.
 
 
 def mixed_sources(config: RunConfig, data_root: Path, turns: int) -> Sources | None:

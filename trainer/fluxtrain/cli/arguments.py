@@ -1,4 +1,9 @@
-"""What several commands share: arguments, a job file with overrides, and starting the trainers."""
+"""What several commands share: the parser, arguments, a job file with overrides, the start of trainers.
+
+Environment variables of MLPerf's reference scripts are used unless a field or option overrides them:
+``DATAROOT`` and ``MODELROOT`` are roots of relative paths, ``LOGDIR`` is the parent of the runs' output,
+``SEED`` is ``spec.run.seed``, and ``HF_CACHE`` replaces ``~/.cache``.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +27,6 @@ from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, one_line
-
-# The parser of the command line, whose errors are one line, and the types of numbers.
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,12 +124,6 @@ def _default(value: Any) -> str:
         return f"default: {json.dumps(value)}"
     except TypeError:  # PydanticUndefined
         return "required"
-
-
-# Environment variables of MLPerf's reference scripts, used unless a field or option overrides them.
-#
-# ``DATAROOT`` and ``MODELROOT`` are roots of relative paths, ``LOGDIR`` is the parent of the runs'
-# output, ``SEED`` is ``spec.run.seed``, and ``HF_CACHE`` replaces ``~/.cache``.
 
 
 ROOTS = {"data": (ENV_DATA, "DATAROOT"), "models": (ENV_MODELS, "MODELROOT")}

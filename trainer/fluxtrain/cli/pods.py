@@ -1,4 +1,8 @@
-"""``fluxtrain agent``: train on one node of a cluster; the command of the operator's pods."""
+"""The commands of a job's pods: ``fluxtrain agent``, ``rendezvous`` and ``stacks``.
+
+``kubectl fluxtrain stacks NAME`` runs the last in the pods of a job: ranks print their stacks into the
+log.
+"""
 
 from __future__ import annotations
 
@@ -118,11 +122,6 @@ def _seconds(text: str) -> float:
     if not 1 <= seconds <= _MAX_LOST_SECONDS:
         raise argparse.ArgumentTypeError(f"got {text!r}; must be from 1 to {_MAX_LOST_SECONDS}")
     return seconds
-
-
-# ``fluxtrain stacks``: make the ranks of this container print their stacks into its log.
-#
-# ``kubectl fluxtrain stacks NAME`` runs it in the pods of a job and shows the stacks.
 
 
 def add_stacks(commands: Commands) -> None:

@@ -1,6 +1,7 @@
-"""The interface of encoded data sets: samples, of one or several sizes, read by index into a batch's tensors.
+"""What data sets answer: samples of one or several sizes, read by index into a batch with its draws.
 
-Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
+Axes: n samples, b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image, i
+token ids of CLIP.
 """
 
 from __future__ import annotations
@@ -138,12 +139,6 @@ def sample_shape(
     if (len(txt), len(vec), len(latent)) != (2, 1, 3) or latent != logvar or len(set(dtypes)) != 1:
         return None
     return SampleShape((txt[0], txt[1]), vec[0], (latent[0], latent[1], latent[2]), dtypes[0])
-
-
-# One micro batch: encodings or images, and the random draws of its samples.
-#
-# Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image, i
-# token ids of CLIP.
 
 
 _HOST_FIELDS = ("dropped", "indices")

@@ -1,6 +1,13 @@
-"""The base of image data sets in files: finds samples by index, decodes them, and names unreadable ones.
+"""Images with captions in files: read at random without unpacking, decoded as 8-bit RGB, resized.
 
-Axes: n samples, m members of a sample, H W image.
+    folder/
+      shard_000000.tar              key.png|jpg|jpeg|webp, key.txt, optional key.json
+      shard_000000.tar.index.json   the samples' spans; written on first use
+
+A tar that is not whole raises DataError; a sample without image or caption is listed in ``skipped``; one
+that cannot be read later raises SampleError, which the caller counts.
+
+Axes: b batch, n samples, m members of a sample, H W image, side of a square one.
 """
 
 from __future__ import annotations
@@ -29,11 +36,6 @@ from fluxtrain.data.order import PADDING
 from fluxtrain.errors import DataError
 from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array, Draw
 from fluxtrain.runtime.files import SharedFiles, max_open_files
-
-# Decodes untrusted image files into 8-bit RGB.
-#
-# Axes: H W image, side of a square one.
-
 
 MAX_PIXELS = 1 << 26
 _BAND_PIXELS = 1 << 22
@@ -99,9 +101,6 @@ def reason_of(error: Exception) -> str:
     """Return the text of an error of Pillow, or its kind if the text is not printable."""
     text = str(error)[:200]
     return text if text and text.isprintable() else type(error).__name__
-
-
-# Resizes and crops an image with bounded memory, however elongated it is.
 
 
 MAX_RESIZED_PIXELS = 1 << 26
@@ -223,11 +222,6 @@ class ImageFiles:
         return content
 
 
-# Image data sets for training: images of one size with captions; unreadable samples are named.
-#
-# Axes: b batch, H W image.
-
-
 class ImageDataset:
     """The samples of a set, resized to one size."""
 
@@ -308,16 +302,6 @@ def build_image_batch(dataset: ImageDataset, indices: Array, drawn: list[Draw]) 
         faults=tuple(faults),
         **drawn_fields(indices, drawn),
     )
-
-
-# Image data sets: WebDataset tars of images and captions, read at random without unpacking.
-#
-#     folder/
-#       shard_000000.tar              key.png|jpg|jpeg|webp, key.txt, optional key.json
-#       shard_000000.tar.index.json   the samples' spans; written on first use
-#
-# A tar that is not whole raises DataError; a sample without image or caption is listed in
-# ``skipped``; one that cannot be read later raises SampleError, which the caller counts.
 
 
 class TarImages(ImageFiles):

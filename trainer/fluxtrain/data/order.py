@@ -1,8 +1,12 @@
 """The order of samples: a pure function of seed, global batch and position.
 
-The permutations of all epochs are concatenated; global batch k takes the k-th ``global_batch_size`` samples.
-A sequential order has the same permutation in all epochs, the identity.
-Every sample is used exactly once per epoch, for any number of ranks and from any first batch.
+The permutations of all epochs are concatenated; global batch k takes the k-th ``global_batch_size``
+samples. A sequential order has the same permutation in all epochs, the identity. Every sample is used
+exactly once per epoch, for any number of ranks and from any first batch.
+
+Of samples of several sizes each global batch has one size: in each epoch the permuted samples are
+gathered by size into global batches, and these are permuted. What is left of a size is a batch with
+fewer samples, one per size and epoch: its other positions are padding.
 """
 
 from __future__ import annotations
@@ -128,14 +132,6 @@ class BatchShares:
         """Return the positions of ``rank``'s micro batch ``micro_step``, from 0; padding comes last."""
         start = (micro_step * self.num_ranks + rank) * self.micro_batch_size
         return np.arange(start, start + self.micro_batch_size)
-
-
-# The order of samples of several sizes: each global batch has samples of one size.
-#
-# In each epoch the samples are permuted as ever, then gathered by size into global batches, and
-# these are permuted. Every sample is used exactly once per epoch, for any number of ranks and from
-# any first batch. What is left of a size is a batch with fewer samples, one per size and epoch: its
-# other positions are padding.
 
 
 @dataclass(frozen=True)

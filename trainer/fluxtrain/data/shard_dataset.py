@@ -8,6 +8,9 @@
 
 Reading a sample takes four reads straight into the batch, without parsing or copying.
 Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
+
+A part is a file or a section of one that is read on its own; a record is the number of a sample in its
+part.
 """
 
 from __future__ import annotations
@@ -32,13 +35,6 @@ from fluxtrain.data.shards import (
 from fluxtrain.errors import DataError
 from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
 from fluxtrain.runtime.files import OpenFiles, read_into
-
-# The base of encoded data sets in files: finds samples by index, and names those that cannot be
-# read.
-#
-# A part is a file or a section of one that is read on its own; a record is the number of a sample
-# in its part.
-
 
 TEXT_FIELDS = ("txt", "vec")
 

@@ -1,4 +1,7 @@
-"""The shards of an encoded data set: their listing, spans and metadata, validated on opening."""
+"""The shards of an encoded data set: listing, spans and metadata, validated on opening; their writers.
+
+Axes: n samples, l text tokens, d text width, v pooled width, ch h w latent image.
+"""
 
 from __future__ import annotations
 
@@ -167,11 +170,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("not a JSON object")
     return content
-
-
-# The base of the writers of encoded data sets: samples go into files of equal length.
-#
-# Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 
 
 @dataclass

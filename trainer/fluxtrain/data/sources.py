@@ -1,4 +1,10 @@
-"""Opens the data sets of a run and validates them against its config."""
+"""Opens the data sets of a run and the encodings of the empty prompt, and compares them with its config.
+
+A synthetic set has no files: each class has one random latent and one random text encoding; with buckets
+the classes have one size after the other, or the samples the sizes that are given, in turn.
+
+Axes: l text tokens, d text width, v pooled width.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +29,6 @@ from fluxtrain.runtime import draws
 from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import read_header, read_tensor
-
-# The empty prompt's encodings, read and written as one .safetensors file or MLCommons' two .npy
-# files.
-#
-# Axes: l text tokens, d text width, v pooled width.
-
 
 T5_FILE, CLIP_FILE = "t5_empty.npy", "clip_empty.npy"
 EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
@@ -206,12 +206,6 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
     ):
         if configured != stored:
             raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")
-
-
-# A data set without files: each class has one random latent and one random text encoding.
-#
-# With buckets the classes have one size after the other, or the samples the sizes that are given,
-# in turn.
 
 
 _LOGVAR = -20.0  # a standard deviation of 5e-5: the latent is its mean

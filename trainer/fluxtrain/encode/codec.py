@@ -1,6 +1,11 @@
-"""Loads the autoencoder of the config, of either kind.
+"""The autoencoders, FLUX's and a small one of flat images: images to mean and log variance, and back.
 
-Axes: b batch, ch h w latent image, H W image.
+Layers and names of FLUX's are those of BFL's ``ae.safetensors``: four levels, each half as large as the
+one before. The small one is a linear code of 8 x 8 patches, corrected by convolutions; its linear half
+is computed (principal components), so fitting the rest takes seconds.
+
+Axes: b batch, H W image, h w latent (an eighth of the image), ch latent channels, c channels, y x
+pixels.
 """
 
 from __future__ import annotations
@@ -20,13 +25,6 @@ from fluxtrain.errors import DataError
 from fluxtrain.model.blocks import any_attention
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import open_safetensors, read_shapes
-
-# FLUX's autoencoder: images to the mean and log variance of their latents, and latents to images.
-#
-# Layers and names are those of BFL's ``ae.safetensors``: four levels, each half as large as the one
-# before. Axes: b batch, H W image, h w latent (an eighth of the image), ch latent channels, c
-# channels, y x pixels.
-
 
 WIDTH = 128
 """Channels at full resolution in the published weights."""
@@ -285,12 +283,6 @@ def _require_equal(
             raise DataError(f"{path}: tensor {name} has shape {shapes[name]}, expected {shape}")
     if extra := sorted(shapes.keys() - expected.keys()):
         raise DataError(f"{path}: not FLUX's autoencoder; tensor {extra[0]!r:.80} is unknown")
-
-
-# A small autoencoder of flat images: a linear code of 8 x 8 patches, corrected by convolutions.
-#
-# Its linear half is computed (principal components), so fitting the rest takes seconds. Axes: b
-# batch, H W image, h w latent (an eighth of the image), ch latent channels.
 
 
 PATCH = 8

@@ -1,4 +1,13 @@
-"""Encodes captions to text tokens and a pooled vector, with transformers' frozen encoders.
+"""Encodes captions to text tokens and a pooled vector, with transformers' encoders of a folder or a file.
+
+| file                 | tensors                                          | ignored                       |
+|----------------------|--------------------------------------------------|-------------------------------|
+| t5xxl_fp16, _bf16 .. | shared. or encoder.embed_tokens., encoder.block. | the second copy of shared.    |
+| clip_l               | text_model., or the same without it              | position_ids, text_projection |
+
+The config of a single file follows from its shapes; the rest is as in FLUX's encoders: T5 1.1's gated
+GELU, CLIP's quick GELU and 64 channels per head. Weights are cast to the run's dtype as they are read;
+those in fp8 may have scales.
 
 Axes: b batch, l text tokens, d text width, v pooled width.
 """
@@ -235,19 +244,6 @@ def _minilm_folder() -> Path:
 def _normalise(x: Tensor) -> Tensor:
     """Return ``x`` with mean 0 and variance 1 over its last dim: the scale from which a model learns best."""
     return F.layer_norm(x, x.shape[-1:])
-
-
-# Loads a text encoder from a single file: all its weights, without transformers' config.
-#
-# | file                 | tensors                                          | ignored
-# | |----------------------|--------------------------------------------------|---------------------
-# ----------| | t5xxl_fp16, _bf16 .. | shared. or encoder.embed_tokens., encoder.block. | the second
-# copy of shared.    | | clip_l               | text_model., or the same without it              |
-# position_ids, text_projection |
-#
-# The config follows from the shapes; the rest is as in FLUX's encoders: T5 1.1's gated GELU, CLIP's
-# quick GELU and 64 channels per head. Weights are cast to the run's dtype as they are read; those
-# in fp8 may have scales (`fluxtrain.scaled_fp8`).
 
 
 _Shapes = dict[str, list[int]]

@@ -1,4 +1,7 @@
-"""What is at a URL, at one version: listed on one rank, fetched by every node."""
+"""What is at a URL, at one version: listed on one rank, fetched by every node.
+
+A file grows as ``NAME.partial``, resumes, and gets its name when it is whole.
+"""
 
 from __future__ import annotations
 
@@ -221,9 +224,6 @@ def _fetch_all(
 def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> Patience:
     """Return the patience that ``config`` asks for."""
     return Patience(attempts=config.attempts, check=check)
-
-
-# Fetches one file: it grows as ``NAME.partial``, resumes, and gets its name when it is whole.
 
 
 PARTIAL = ".partial"

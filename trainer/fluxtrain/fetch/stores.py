@@ -1,4 +1,8 @@
-"""What a place with files can do: list them, and send one from an offset on."""
+"""What a place with files can do: list them, and send one from an offset on.
+
+Folders of S3 buckets are read through Arrow's file system, which holds AWS' own client. fsspec's
+interface to it is not used: its ``find`` takes a folder that cannot be listed for an empty one.
+"""
 
 from __future__ import annotations
 
@@ -140,9 +144,6 @@ def _status(error: BaseException) -> int | None:
     return int(digits) if digits else None
 
 
-# Shards on a mounted volume as a store, so that they are listed and pinned as those at URLs are.
-
-
 @dataclass(frozen=True)
 class LocalStore:
     """The files below the folder ``root``."""
@@ -259,12 +260,6 @@ def open_hub(path: str) -> HubStore:
         commit = HfApi().dataset_info(f"{owner}/{name}", revision=revision or None).sha
         filesystem = HfFileSystem(skip_instance_cache=True)
     return HubStore(filesystem, f"{kind}/{owner}/{name}@{commit}/{below}".rstrip("/"))
-
-
-# Folders of S3 buckets as stores, through Arrow's file system, which holds AWS' own client.
-#
-# fsspec's interface to it is not used: its ``find`` takes a folder that cannot be listed for an
-# empty one.
 
 
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10.0, 60.0

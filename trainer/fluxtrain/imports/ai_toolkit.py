@@ -23,10 +23,6 @@ from fluxtrain.imports.table import (
     missing,
 )
 
-# ai-toolkit's options of pictures and of sampled images, by their names below
-# ``config.process[0]``.
-
-
 _SUBSETS = "a data set config, kohya's, has a subset for each folder (docs/data.md)"
 _PROMPTS = ("sampling.prompts", "sampling.prompt_file")
 _IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"

@@ -344,9 +344,6 @@ def train_unet(reading: Reading, name: str) -> Values:
     return {}
 
 
-# Conversions of ai-toolkit's options of pictures and of sampled images.
-
-
 MEAN = "there the masks of a batch are divided by their mean"
 """What differs with masks."""
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")

@@ -390,9 +390,6 @@ def _blocks(numbers: Iterable[int], count: int) -> str:
     return ",".join(ranges)
 
 
-# Lines of a file of prompts, kohya's syntax, for prompts of other trainers with sizes and seeds.
-
-
 PROMPT_NOTE = "is in the lines of sampling.prompt_file"
 
 

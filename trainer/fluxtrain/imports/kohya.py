@@ -28,10 +28,6 @@ from fluxtrain.imports.table import (
     missing,
 )
 
-# Options of kohya's sd-scripts for the optimizer, the length of the training, and its draws and
-# loss.
-
-
 _NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
 _OFFSET = f"{_NO_EFFECT}; flow.noise_offset has an effect"
 _SETTINGS = values.OPTIMIZERS

@@ -519,10 +519,6 @@ def _text_rate(reading: Reading) -> float:
     return rates[0]
 
 
-# Conversions of kohya's options of the validation: how much is held out, and when its loss is
-# computed.
-
-
 STEPS = "validate_every_n_steps"
 EVERY = "evaluation.every_samples"
 

@@ -24,9 +24,6 @@ from fluxtrain.imports.table import (
     missing,
 )
 
-# SimpleTuner's options of pictures: of the config, and of its file of backends as ``backend.*``.
-
-
 _SUBSETS = "a data set config, kohya's, has a subset for each folder (docs/data.md)"
 _S3 = "of S3's client, in the environment (docs/data.md)"
 _ALL = ["data.caption_prefix", "data.class_tokens"]

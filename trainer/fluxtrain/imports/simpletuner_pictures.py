@@ -276,9 +276,6 @@ def masks(reading: Reading, name: str) -> Values:
     return common.of_images(IMAGES, "data.masks", lambda *_: path)(reading, name)
 
 
-# Conversions of SimpleTuner's options of sampled images.
-
-
 _NEGATIVE = "validation_negative_prompt"
 STEPS = "validation_step_interval"
 

@@ -18,10 +18,6 @@ from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError
 from fluxtrain.runtime.files import parse_toml
 
-# Reading: the options of one file or environment, and their values as the types that they must
-# have.
-
-
 _FLAGS = {"true": True, "false": False}
 
 

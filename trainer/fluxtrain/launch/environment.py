@@ -1,4 +1,4 @@
-"""What the launcher prepares for trainers on GPUs: their environment, and the memory that RDMA may lock."""
+"""What the launcher prepares for trainers: environment, memory that RDMA may lock, the time of its start."""
 
 from __future__ import annotations
 
@@ -172,10 +172,6 @@ def _watched(volume: Path) -> MemoryWatch:
         return bool(snapshots)
 
     return MemoryWatch(volume, remove, _RESERVE_PART)
-
-
-# The time at which this process began: the start of MLPerf's initialisation, before anything is
-# imported.
 
 
 _START_FIELD = 19

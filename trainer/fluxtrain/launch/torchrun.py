@@ -1,4 +1,8 @@
-"""The launcher around torchrun: starts the trainers of this machine and returns how they ended."""
+"""The launcher around torchrun: starts the trainers of this machine, and returns how they ended.
+
+Stacks of a stall are printed by the trainers themselves, at a signal whose handler needs neither their
+main thread nor Python's lock.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +91,6 @@ from fluxtrain.state.run_state import (
 from fluxtrain.train.sources import CHECK_PICTURES
 from fluxtrain.weights.reader import initial_weights, require_same_base
 
-# Errors of a trainer that a restart by torchrun would only repeat.
-
 
 class FatalTrainerError(Exception):
     """A trainer of this node failed with an error that a restart in place cannot fix."""
@@ -112,9 +114,6 @@ def raise_on_fatal_error(path: Path) -> Iterator[None]:
         yield
 
 
-# Why trainers failed and are started again, as their agent tells it to the rendezvous service.
-
-
 def restart_cause(exit_codes: Collection[int], out_of_memory: bool) -> str:
     """Return the cause of a restart after trainers ended with ``exit_codes``, negative for signals.
 
@@ -128,13 +127,6 @@ def restart_cause(exit_codes: Collection[int], out_of_memory: bool) -> str:
 def num_out_of_memory_kills(root: Path = Path("/")) -> int:
     """Return how many processes of this container the kernel has killed for its memory; 0 if unknown."""
     return max(out_of_memory_kills(root), default=0)
-
-
-# The progress of this node's trainers, as its agent sees it: reports it, prints the stacks of a
-# stall.
-#
-# Stacks are printed by the trainers themselves, at a signal whose handler needs neither their main
-# thread nor Python's lock.
 
 
 _POLL_SECONDS = 1.0

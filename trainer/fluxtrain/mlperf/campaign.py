@@ -337,10 +337,6 @@ def _logs(path: Path) -> list[Path]:
     return [log for folder in folders if is_file(log := folder / MLPERF_FILE)]
 
 
-# What `fluxtrain mlperf campaign status` prints: each run, the curve of all, and the verdict so
-# far.
-
-
 _MOST_ROWS = 12
 _BAR = 30
 

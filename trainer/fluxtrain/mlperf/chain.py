@@ -1,7 +1,11 @@
 """Appends to the chain of a run: a record is written before its line is in the log.
 
-So every line of a log has its record at any moment at which the process may be killed. A thread of its own
-waits for the disk; the head that is published is on it.
+So every line of a log has its record at any moment at which the process may be killed. A thread of its
+own waits for the disk; the head that is published is on it.
+
+A record is one line of JSON with the SHA-256 of the line before it, without its newline:
+
+    {"number": 7, "previous": "5c1f…", "kind": "line", "time_ms": 1700000000000, "text": ":::MLLOG {…}"}
 """
 
 from __future__ import annotations
@@ -162,14 +166,6 @@ def _write_whole(file: int, content: bytes) -> None:
 
 def _unwritable(path: Path, error: OSError) -> StorageError:
     return StorageError(f"{path}: cannot be read or written ({error.strerror})")
-
-
-# A record of the chain: one line of JSON that names the SHA-256 of the line before it.
-#
-#     {"number": 7, "previous": "5c1f…", "kind": "line", "time_ms": 1700000000000, "text": ":::MLLOG {…}"}
-#
-# The hash of a record is that of its line's bytes without the newline; that of the last one is the
-# head.
 
 
 NONE_BEFORE = "0" * 64

@@ -42,9 +42,6 @@ from fluxtrain.runtime.files import blocks_of
 from fluxtrain.state import run_state
 from fluxtrain.state.run_state import RunState
 
-# Whether a log has exactly the lines of its chain, and which is the first that differs.
-
-
 _KILLED = "the process was killed between the two writes"
 
 

@@ -1,4 +1,8 @@
-"""Run MLCommons' compliance checker in a subprocess and explain its findings."""
+"""Run MLCommons' tools on a log and on a package, and explain their findings.
+
+Several of them always exit with 0, so success is determined from the output. The package checker runs
+before the summarizer, which applies the scaling factor that the checker wrote.
+"""
 
 from __future__ import annotations
 
@@ -421,12 +425,6 @@ def _named(line: LogLine, lines: Sequence[LogLine]) -> str:
 
 def _repr(value: object) -> str:
     return sanitize(repr(value))
-
-
-# Run MLCommons' tools on a package, in the order that their side effects require.
-#
-# Several of them always exit with 0, so success is determined from the output. The package checker
-# runs before the summarizer, which applies the scaling factor that the checker wrote.
 
 
 TIMEOUT_SECONDS = 600.0

@@ -1,4 +1,9 @@
-"""The events of the MLPerf log before a run starts: MLCommons' keys and their actual values."""
+"""What a run states of itself in the MLPerf log before it starts: its work, its nodes, its software.
+
+Nodes are read from /proc, /sys and torch; equal ones are one record. A line has at most 4 KiB, so that
+it is written whole to a pipe with several writers. The submitter adds what a node does not know:
+cooling, networks.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +36,6 @@ from fluxtrain.contract.run.precision import Precision
 from fluxtrain.data.order import BatchShares
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.installed import packages
-
-# What every node reports of itself in the MLPerf log: hardware, system, software; equal nodes as
-# one record. A line has at most 4 KiB, so that it is written whole to a pipe with several writers.
-
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
 PACKAGES_KEY = "fluxtrain_packages"
@@ -134,12 +135,6 @@ def _ranges(numbers: Sequence[int]) -> str:
         if number is not None:
             first = last = number
     return ",".join(texts)
-
-
-# Hardware and software of this node, as fields of MLCommons' system description.
-#
-# Read from /proc, /sys and torch. The submitter adds the other fields (cooling, networks,
-# interconnects) when the package is created.
 
 
 Facts = dict[str, str]  # by the names of MLCommons' system description; all values are strings
@@ -463,10 +458,6 @@ def _disclosure(facts: RunFacts) -> Iterator[Event]:
         yield f"{axis}_parallelism", 1
     yield "micro_batch_size", facts.shares.micro_batch_size
     yield "config_filename", CONFIG_FILE
-
-
-# Whether all nodes of a run emptied their page caches before it: their init containers leave the
-# time.
 
 
 def all_flushed(world: World, environment: Mapping[str, str]) -> float | None:

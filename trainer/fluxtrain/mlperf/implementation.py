@@ -1,4 +1,15 @@
-"""The folder of a package with what is needed to repeat its runs, made from what their nodes reported."""
+"""The folder of a package with what is needed to repeat its runs, made from what their nodes reported.
+
+SYSTEM_fluxtrain/
+  README.md, SYSTEM_fluxtrain.json         what ran, and how to repeat it; the same as data
+  Dockerfile                               the image that ran, by its digest
+  setup.sh init_datasets.sh run_and_time.sh
+  config_0.json job_0.yaml chain_0.jsonl   of each run: its configuration, as a job too, its log's chain
+  fluxtrain/ requirements.txt nodes.json   the sources and packages that ran, and on which nodes
+  deviations.md                            each difference from the reference, with its reason
+  other_runs/ failed_runs.json             logs of runs that do not count; why runs failed
+  waivers.json                             the review's findings that the submitter knows of
+"""
 
 from __future__ import annotations
 
@@ -37,9 +48,6 @@ from fluxtrain.mlperf.evidence import (
 )
 from fluxtrain.mlperf.facts import DATA_KEY, SOURCE, NodeRecord, is_source, read, source_digest
 from fluxtrain.mlperf.jobs import read_ran_job
-
-# ``init_datasets.sh`` of a package: the commands that prepare the data sets of its runs.
-
 
 _HEAD = """\
 #!/usr/bin/env bash
@@ -212,20 +220,6 @@ def summary(found: Sequence[Deviation]) -> str:
 def cell(text: str) -> str:
     """Return ``text`` as a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-# Writes the folder of a package with what is needed to repeat its runs.
-#
-# SYSTEM_fluxtrain/   README.md                        what ran, and the steps to repeat it
-# SYSTEM_fluxtrain.json            the implementation on this system, as data   Dockerfile
-# the image that ran, by its digest   setup.sh init_datasets.sh run_and_time.sh   config_0.json ...
-# job_0.yaml ... each run's configuration, alone and as a job   chain_0.jsonl ...                the
-# chain of each run's log   fluxtrain/ requirements.txt      the sources and packages that ran
-# nodes.json                       what each node of each run reported of itself   deviations.md
-# each difference from the reference, with its reason   other_runs/                      the logs of
-# runs that do not count: of more than ten, and failed ones   failed_runs.json                 why
-# the failed ones failed   waivers.json                     the review's findings that the submitter
-# knows of
 
 
 _TEMPLATES = Path(__file__).parent / "templates"

@@ -1,4 +1,8 @@
-"""Calls of kubectl, with the user's own configuration."""
+"""Jobs of a cluster and their outputs, by kubectl with the user's own configuration.
+
+Output folders are read from their volumes, which have the whole logs also when pods' logs do not: a pod
+of the job's own image mounts the volume read-only for as long as that takes, and is deleted afterwards.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +54,6 @@ def items(kind: str, selector: str, namespace: str | None) -> list[dict[str, Any
     text = kubectl(namespace, "get", kind, f"--selector={selector}", "--output=json")
     found: list[dict[str, Any]] = json.loads(text)["items"]
     return sorted(found, key=lambda item: str(item["metadata"]["name"]))
-
-
-# Read the output folders of jobs from their volumes, which have the whole logs also when pods' logs
-# do not.
-#
-# A pod of the job's own image mounts the volume read-only for as long as that takes; it is deleted
-# afterwards.
 
 
 Object = dict[str, Any]

@@ -347,9 +347,6 @@ def _write_whole(file: int, line: str) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-# The log of a run, which the observer opens by its name.
-
-
 def open_log(
     config: RunConfig,
     paths: RunPaths,
@@ -418,9 +415,6 @@ def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
     thread.start()
     closing.callback(thread.join)
     closing.callback(stop.set)
-
-
-# The lines of an earlier log that a resumed run keeps: complete lines up to its checkpoint.
 
 
 @dataclass

@@ -100,9 +100,6 @@ def is_number(value: object) -> bool:
     return abs(value) <= _MAX_NUMBER
 
 
-# How a run ended: one answer for the check, the review, the status of a campaign and the package.
-
-
 NO_TARGET: Literal["ended, no target set"] = "ended, no target set"
 Outcome = Literal[
     "waiting", "training", "converged", "not converged", "aborted", "ended, no target set"

@@ -1,13 +1,20 @@
 """CC12M for MLPerf: raw ``cc12m-wds`` tars in, cleaned tars out, as the reference cleans them.
 
-Unreadable samples and those with a side below 256 pixels are dropped; the first 1,099,776 of the others, in
-the order of the raw set, are the data set. Tars are cleaned in parallel and independently, and survive
-SIGKILL; the first samples are selected at the end, so the result does not depend on the number of workers.
+Unreadable samples and those with a side below 256 pixels are dropped; the first 1,099,776 of the others,
+in the order of the raw set, are the data set. Tars are cleaned in parallel and independently, and
+survive SIGKILL; the first samples are selected at the end, so the result does not depend on the number
+of workers.
 
     OUTPUT/cc12m-train-0000.tar …   as data/tar reads them, with their indices
     OUTPUT/dropped.jsonl            every dropped sample and the reason
     OUTPUT/problematic_indices.txt  the indices of unreadable samples, found anew, as the reference lists them
     OUTPUT/report.json              counts, by reason and by tar
+
+work/NAME.tar.json is the record of a tar, written last: without it the tar is cleaned again.
+
+The reference reads with Hugging Face's ``datasets`` (EXIF orientation applied; consecutive members with
+the same key are one sample, incomplete ones count too), resizes and crops with torchvision, and converts
+to RGB in training; here all of it is done once, with bit-identical pixels: see docs/data.md.
 """
 
 from __future__ import annotations
@@ -51,12 +58,6 @@ from fluxtrain.prepare.work import (
 )
 from fluxtrain.runtime.files import atomic_write, read_bytes
 from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
-
-# Cleans one raw CC12M tar into a tar of the same name, and records which samples were dropped.
-#
-# NAME.tar              the usable samples, in their order; renamed into place when complete
-# work/NAME.tar.json    the record, written last: without it the tar is cleaned again
-
 
 NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot hold"
 
@@ -184,13 +185,6 @@ def _record_path(staging: StagingDir, name: str) -> Path:
     return staging.work / f"{name}.json"
 
 
-# Cleans one CC12M image as the MLPerf reference does: short side 256, center crop of the long side.
-#
-# The reference reads with Hugging Face's ``datasets`` (EXIF orientation applied), resizes and crops
-# with torchvision, and converts to RGB in training; here all of it is done once. The pixels are
-# bit-identical to the reference's: see docs/data.md.
-
-
 _MAX_PIXELS = 178_956_970
 """Pillow's limit against decompression bombs, which the reference uses too."""
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -252,11 +246,6 @@ def _resize(image: Image.Image) -> Image.Image:
     other = SIZE * long // short
     size = (SIZE, other) if image.width <= image.height else (other, SIZE)
     return image.resize(size, Image.Resampling.BICUBIC)
-
-
-# Reads the samples of a raw ``cc12m-wds`` tar in order; incomplete samples count too.
-#
-# Consecutive members with the same key are one sample, as in WebDataset and ``datasets``.
 
 
 NO_IMAGE, NO_CAPTION, TWICE = "no image", "no caption", "two images or two captions"

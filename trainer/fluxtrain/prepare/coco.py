@@ -1,10 +1,16 @@
-"""COCO-2014's two archives: verified by name and SHA-1, downloaded if need be, and unpacked as far as needed.
+"""COCO-2014 for MLPerf: the validation subset in tars, images resized to 256 x 256, with its timesteps.
 
-    FOLDER/val2014.zip annotations_trainval2014.zip
-    FOLDER/annotations/captions_val2014.json
-    FOLDER/val2014/COCO_val2014_000000000042.jpg ...     the images of the subset
+    FOLDER/val2014.zip annotations_trainval2014.zip    verified by SHA-1, downloaded if need be
+    FOLDER/annotations/ val2014/                       unpacked as far as needed; zipfile verifies each CRC-32
+    OUTPUT/shard_00000.tar …    key image_id; .png, .txt and .json, which holds the timestep
+    OUTPUT/val2014_30k.tsv      image_id, id, caption, timestep
+    OUTPUT/report.json
 
-The SHA-1s are those of the reference's download script. zipfile verifies the CRC-32 of each member.
+The subset is the reference's: newlines are removed and ends stripped; the annotations are shuffled like
+pandas' ``sample(frac=1, random_state=2023)``; the first caption of each image is kept; the first 29,696
+of these, sorted by annotation id, get the timesteps 0 … 7 in turn. NumPy's frozen legacy generator gives
+the same shuffle. An unreadable image is an error: the reference would skip it and evaluate on fewer
+samples.
 """
 
 from __future__ import annotations
@@ -96,14 +102,6 @@ def _extract(archive: Path, names: Iterable[str], folder: Path) -> None:
         raise DataError(f"{archive}: {error}") from None
 
 
-# Selects MLPerf's validation captions and their timesteps from COCO-2014, as the reference does.
-#
-# Newlines are removed and ends stripped; the annotations are shuffled like pandas' ``sample(frac=1,
-# random_state=2023)``; the first caption of each image is kept; the first 29,696 of these, sorted
-# by annotation id, get the timesteps 0 … 7 in turn. NumPy's frozen legacy generator gives the same
-# shuffle, so pandas is not needed.
-
-
 NUM_SAMPLES = 29_696
 SEED = 2023
 _MAX_BYTES = 1 << 30
@@ -181,16 +179,6 @@ def _parse_annotation(entry: dict[str, Any]) -> Annotation:
     if not 0 <= image_id < 10**12:
         raise ValueError(f"the image_id {image_id} has more than 12 digits")
     return Annotation(image_id, id_, caption.replace("\n", "").strip())
-
-
-# COCO-2014 for MLPerf: the validation subset in tars, images resized to 256 x 256, with its
-# timesteps.
-#
-#     OUTPUT/shard_00000.tar …    key image_id; .png, .txt and .json, which holds the timestep
-#     OUTPUT/val2014_30k.tsv      image_id, id, caption, timestep
-#     OUTPUT/report.json
-#
-# An unreadable image is an error: the reference would skip it and evaluate on fewer samples.
 
 
 SHARD_SIZE = 1000

@@ -3,6 +3,11 @@
 OUTPUT/path/of/file            complete and verified
 OUTPUT/path/of/file.partial    incomplete
 OUTPUT/.verified               which files were verified, so that they are not read again
+
+A manifest of MLCommons is ``NAME.uri``, the URL of the files, and ``NAME.md5``, a line for each as
+md5sum writes it. It is validated: paths stay inside the output, sizes are bounded, and https does not
+lead to http. Files of a data set on the Hub are downloaded by its own client, which resumes, verifies,
+and reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT``.
 """
 
 from __future__ import annotations
@@ -158,11 +163,6 @@ def fetch(
     return target
 
 
-# Lists and downloads the files of a data set on the Hugging Face Hub, with its own client.
-#
-# The client resumes and verifies; it reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT``.
-
-
 PREFIX = "hf://datasets/"
 
 
@@ -239,13 +239,6 @@ def hub_errors(name: str) -> Iterator[None]:
 def _one_line(error: Exception) -> str:
     text = " ".join(str(error).split())[:300]
     return text or type(error).__name__
-
-
-# MLCommons' manifests: ``NAME.uri`` holds the URL of the files, ``NAME.md5`` beside it their MD5s
-# and paths.
-#
-# A line of the second is ``<32 hexadecimal digits>  <path>``, as md5sum writes it. Manifests are
-# validated: paths stay inside the output, sizes are bounded, and https does not lead to http.
 
 
 MAX_ENTRIES = 1_000_000
@@ -354,9 +347,6 @@ def _require_no_nesting(name: str, entries: dict[str, Entry]) -> None:
         for parent in PurePosixPath(path).parents:
             if str(parent) in entries:
                 raise DataError(f"{name}: {quoted(str(parent))} is both a file and a folder")
-
-
-# The raw tars of CC12M: in a folder, of a manifest, of a data set on the Hub.
 
 
 Value = TypeVar("Value")

@@ -6,6 +6,8 @@
     MODELS/encoders.json                size and SHA-256 of every file
 
 An encoder appears when all of it is there and its tensors, shapes and tokenizer are those of its config.
+
+It comes from a folder, a manifest of MLCommons, or a model on the Hub at one commit.
 """
 
 from __future__ import annotations
@@ -105,13 +107,6 @@ def _describe(name: str, folder: Path) -> str:
     return f"{sum(tensor.numel() for tensor in state.values()):,} parameters, {len(state)} tensors"
 
 
-# Files of a model on the Hugging Face Hub, at one commit, verified by the sizes and hashes that it
-# tells.
-#
-# The Hub's own client downloads and resumes; it reads ``HF_TOKEN``, ``HF_HOME`` and
-# ``HF_ENDPOINT``.
-
-
 _CHUNK = 1 << 20
 
 
@@ -187,9 +182,6 @@ def open_hub_model(name: str, revision: str, scratch: Path) -> HubModel:
         sha256 = None if lfs is None else lfs.sha256
         files.append(HubFile(each.rfilename, each.size, sha256, each.blob_id))
     return HubModel(name, info.sha or revision, tuple(files), scratch)
-
-
-# Where an encoder comes from: a folder, an MLCommons manifest, or a model on the Hugging Face Hub.
 
 
 HUB = "hf://"

@@ -7,6 +7,10 @@
     data/openmoji/night/                            pictures in another style, for the demo of LoRA
 
 The images are OpenMoji's (https://openmoji.org), CC BY-SA 4.0, and so are derivatives of them.
+
+An emoji's key is the stem of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key without skin
+tone, hair and gender: variants of one base are near-duplicates, so all are on the same side of the
+split.
 """
 
 from __future__ import annotations
@@ -175,13 +179,6 @@ def _text_encoder(config: RunConfig) -> LoadText:
     )
 
 
-# The catalogue of emoji: their captions, and their split into training and validation.
-#
-# An emoji's key is the stem of its SVG: its code points, ``1F44B-1F3FD``. Its base is the key
-# without skin tone, hair and gender: variants of one base are near-duplicates, so all of them are
-# on the same side of the split.
-
-
 _SKIN_TONES = frozenset({"1F3FB", "1F3FC", "1F3FD", "1F3FE", "1F3FF"})
 _HAIR = frozenset({"1F9B0", "1F9B1", "1F9B2", "1F9B3"})
 _PERSON = "1F9D1"
@@ -274,11 +271,6 @@ def _cldr_name(text: str) -> str | None:
     return None
 
 
-# Pictures in one style, to train a LoRA with: OpenMoji at night, with white outlines on dark blue.
-#
-# data/openmoji/night/1F600.png, 1F600.txt, ...   pictures and their captions, with ATTRIBUTION.md
-
-
 _NUM_LEFT_OUT = 40
 """Emoji of the same kinds without a picture: prompts for them show whether the style was learned."""
 _PEOPLE, _SHAPES = ("man", "woman", "person"), ("circle", "square")
@@ -327,11 +319,6 @@ def with_white_outlines(svg: str) -> str:
                         element.set(name, _WHITE)
     ET.register_namespace("", _SVG)
     return ET.tostring(root, encoding="unicode")
-
-
-# Builds a file or folder unless it was built before with the same settings.
-#
-# The settings of ``train`` are in ``train.prepared.json``, which is written last.
 
 
 Settings = dict[str, object]

@@ -1,8 +1,10 @@
 """The preprocess task: encodes images and captions into shards, each exactly once, on any number of ranks.
 
-A shard is a fixed range of the input's samples, encoded in batches that start with the range. Its content
-depends only on the input and the settings, not on the number of ranks or on restarts. A shard that exists is
-finished; there is no other state, and ranks do not wait for each other in collectives.
+A shard is a fixed range of the input's samples, encoded in batches that start with the range. Its
+content depends only on the input and the settings, not on the number of ranks or on restarts. A shard
+that exists is finished; there is no other state, and ranks do not wait for each other in collectives.
+
+Axes: b batch, H W image.
 """
 
 from __future__ import annotations
@@ -34,9 +36,6 @@ from fluxtrain.errors import DataError, StoppedError
 from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.prepare.preprocess_output import EncodedOutput, PrecomputeReporter, open_outputs
 from fluxtrain.runtime.files import folder_size
-
-# The preprocess task on one rank: encodes its share of the shards, then waits for the other ranks.
-
 
 _POLL_SECONDS = 0.3
 
@@ -165,11 +164,6 @@ class _Task:
             shutil.rmtree(stale, ignore_errors=True)
         provenance = {"task": "preprocess", "settings": output.settings, "dropped": len(dropped)}
         write_listing(output.folder, shards, provenance)
-
-
-# Reads the samples of shards in loader processes, ahead of the encoders.
-#
-# Axes: b batch, H W image.
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,11 @@
-"""The format of prepared images: 256 x 256 pixels, RGB, PNG."""
+"""What the preparations of raw sets share: the images' format, worker processes, and a staging directory.
+
+Images are PNGs of 256 x 256 pixels in RGB. Results come in the order of the tasks, and no worker
+outlives its parent. Why not ``ProcessPoolExecutor``: docs/decisions/0008; ``forkserver``, because
+``fork`` copies locks that the parent's other threads hold. An output grows as ``OUTPUT.partial``,
+survives SIGKILL, so that the next run resumes, and is renamed when complete; settings.json is in it
+meanwhile, then part of report.json.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +58,6 @@ def error_summary(error: Exception) -> str:
     """Return type and message of ``error``: at most 200 printable characters, without memory addresses."""
     text = re.sub(r" at 0x[0-9a-f]+", "", f"{type(error).__name__}: {error}")[:200]
     return text if text.isprintable() else type(error).__name__
-
-
-# Worker processes: results come in the order of the tasks, and no worker outlives the parent
-# process.
-#
-# Why not ``ProcessPoolExecutor``: docs/decisions/0008. The start method is ``forkserver``, because
-# ``fork`` copies locks that the parent's other threads hold.
 
 
 Task = TypeVar("Task")
@@ -201,12 +201,6 @@ def _run(function: Callable[[Any], Any], task: Any) -> Outcome:
         return function(task), None
     except FluxtrainError as error:
         return None, error
-
-
-# The staging directory of a data set: it grows as ``OUTPUT.partial`` and is renamed when complete.
-#
-# It survives SIGKILL, so the next run resumes. The settings are in ``settings.json`` of the staging
-# directory and in ``report.json`` of the complete output.
 
 
 Settings = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The open connections of a server: bounded in number, per address and in time."""
+"""An HTTP server whose clients keep nobody out: connections are bounded in number, time and heads."""
 
 from __future__ import annotations
 
@@ -127,10 +127,6 @@ class RequestHead:
         if self.left < 0:
             raise LineTooLong("request")
         return line
-
-
-# An HTTP server whose clients keep nobody out: its connections, their time and their heads are
-# bounded.
 
 
 _POLL_SECONDS = 0.1

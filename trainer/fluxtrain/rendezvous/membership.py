@@ -19,8 +19,6 @@ from fluxtrain.rendezvous.messages import (
     rank_order,
 )
 
-# The restarts of a job's trainers that agents tell the rendezvous service.
-
 
 @dataclass(frozen=True)
 class RecordedRestart:

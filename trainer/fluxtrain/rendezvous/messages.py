@@ -1,7 +1,13 @@
 """Messages between the agents of a job and its rendezvous service: JSON over HTTP, signed with the job's key.
 
-A heartbeat names the service's ``boot`` and has a ``sequence`` that grows, so a recorded request is refused;
-a reply is signed together with the request's signature, so a recorded reply is refused.
+A heartbeat names the service's ``boot`` and has a ``sequence`` that grows, so a recorded request is
+refused; a reply is signed together with the request's signature, so a recorded reply is refused.
+
+If the file of the key gets another one, agents and service take that over: whoever may delete secrets
+can delete that of a job, whose next pod gets another, and the kubelets write it to the files of all pods
+within two minutes, though not at once. Nodes that share a file system have it in a file in the run's
+output that only its owner can read; it is kept when the run ends, so that nodes that are left understand
+a rendezvous that is started again.
 """
 
 from __future__ import annotations
@@ -29,9 +35,6 @@ from pydantic import (
 from fluxtrain.contract.model_base import StrictModel
 from fluxtrain.contract.process import ENV_NODE, ENV_TOPOLOGY, MAX_RESTARTS, natural
 from fluxtrain.errors import StorageError
-
-# The order of the nodes' ranks: by place, such as the rack, by node, and by pod.
-
 
 MAX_LENGTH = 256
 """Of a key, in characters."""
@@ -215,14 +218,6 @@ def is_valid(signature: str, expected: str) -> bool:
     return hmac.compare_digest(signature.encode(), expected.encode())
 
 
-# The key that signs a job's messages. If its file gets another one, agents and service take that
-# over.
-#
-# Whoever may delete secrets can delete that of a job: the operator creates another one with the
-# next pod, and the kubelets write it to the files of all pods within two minutes, though not to all
-# of them at once.
-
-
 _READ_SECONDS = 1.0
 """The file is not read more often, whoever sends messages with wrong signatures."""
 _MAX_KEYS = 8
@@ -265,13 +260,6 @@ class Key:
     def _find(self, body: bytes, signature: str) -> bytes | None:
         keys = reversed(self._keys)
         return next((k for k in keys if is_valid(signature, request_signature(k, body))), None)
-
-
-# The key of a run whose nodes share a file system: a file in its output that only its owner can
-# read.
-#
-# The rendezvous and the agents sign their messages with it. It is kept when the run ends: nodes
-# that are left understand a rendezvous that is started again.
 
 
 KEY_FILE = ".rendezvous_key"

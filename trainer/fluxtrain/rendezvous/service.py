@@ -1,8 +1,12 @@
 """The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
 
-It holds nothing that running trainers need: they continue while it is gone, and a service that starts empty
-learns the current generation from the next heartbeats. Another port serves /members, /progress and /healthz,
-without a key.
+It holds nothing that running trainers need: they continue while it is gone, and a service that starts
+empty learns the current generation from the next heartbeats. Another port serves /members, /progress and
+/healthz, without a key.
+
+Of nodes that are started by hand or by Slurm only those are admitted that start the same trainers as the
+first one, and of two with the same rank the one that came first: a command that was typed twice, or with
+other options on one node, must not train.
 """
 
 from __future__ import annotations
@@ -46,9 +50,6 @@ from fluxtrain.rendezvous.messages import (
     is_plausible,
     reply_signature,
 )
-
-# What the rendezvous service answers at /progress: ranks whose trainers may not answer themselves.
-
 
 _NUM_FIRST = 2
 """Ranks that stopped first: the first of them is told apart from the next one."""
@@ -103,13 +104,6 @@ def _entry(agent: str, report: RankReport) -> dict[str, Any]:
     }
 
 
-# Which agents may take part in a run whose nodes are started by hand or by Slurm.
-#
-# A command that was typed twice, or with other options on one node, must not train: of two nodes
-# with the same rank only the one that came first is admitted, and only nodes that start the same
-# trainers as the first one.
-
-
 @dataclass
 class _Holder:
     agent: str
@@ -141,9 +135,6 @@ class Admission:
         else:
             self._holders[beat.node_rank] = _Holder(beat.agent, beat.node_name, now)
         return ""
-
-
-# The rendezvous service of a job: heartbeats over HTTP, signed with the job's key.
 
 
 _GRACE_SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Metrics and progress of a process: /metrics, /progress and the termination message."""
+"""The HTTP endpoint of a trainer: a page for people, /metrics for Prometheus, /progress for the operator."""
 
 from __future__ import annotations
 
@@ -74,10 +74,6 @@ class Endpoint:
         self.set_phase(phase)
         yield
         self.set_phase(before)
-
-
-# The HTTP endpoint of a trainer: a page for people, /metrics for Prometheus, /progress for the
-# operator.
 
 
 LOOPBACK = "127.0.0.1"

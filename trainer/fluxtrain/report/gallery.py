@@ -1,4 +1,7 @@
-"""The losses of a run as a drawing in SVG: training and evaluation over samples, the loss on a log scale."""
+"""The page of a run, with its losses as a drawing in SVG, images and figures; and that of other processes.
+
+Its style is the reader's font, black on white, or white on black where that is preferred.
+"""
 
 from __future__ import annotations
 
@@ -523,10 +526,6 @@ class RunPage:
         return settings
 
 
-# The style of the page: the reader's font, black on white, or white on black where that is
-# preferred.
-
-
 STYLE = """
 :root { --ink: #1b1f23; --faint: #6a737d; --line: #d8dee4; --back: #fff; --blue: #0b6bcb; --red: #c4320a;
   --grey: #b6bec7; --green: #2da44e; }
@@ -575,10 +574,6 @@ summary { cursor: pointer; color: var(--blue); }
 pre { font-size: .82rem; overflow-x: auto; }
 footer { margin-top: 2.5rem; white-space: pre-line; }
 """
-
-
-# The page of a process that has no page of a run: another task, another node, or one that still
-# loads.
 
 
 PAGE_HEADERS = (

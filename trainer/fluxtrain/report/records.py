@@ -106,9 +106,6 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
     return result
 
 
-# A log that a wing keeps of a run: MLPerf's. `RUN_LOG` opens it on all ranks; rank 0 has it.
-
-
 RUN_LOG = "fluxtrain.mlperf.log:open_log"
 
 
@@ -150,9 +147,6 @@ class RunLog(Protocol):
 
     def run_stop(self, status: str, samples: int) -> None:
         """Take the end of steps and of the run."""
-
-
-# How many samples a run will need to its target, from its evaluations so far.
 
 
 EvaluationPoint = tuple[int, float]

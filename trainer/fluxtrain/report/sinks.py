@@ -1,4 +1,9 @@
-"""Opens the sinks of a run, and hands them what was logged before its state."""
+"""Opens the sinks of a run, and hands them what was logged before its state.
+
+At Weights & Biases a run has one for the whole training, through all restarts. At the server it goes on
+where it ended: what it has is not sent again, what a crash has lost is. Files for an offline run are
+begun anew by each start, with everything from the first step on.
+"""
 
 from __future__ import annotations
 
@@ -165,12 +170,6 @@ class TensorBoardSink:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
-
-
-# Weights & Biases: one run for the whole training, through all restarts, by its own library.
-#
-# A run at the server goes on where it ended: what it has is not sent again, what a crash has lost
-# is. Files for an offline run are begun anew by each start, with everything from the first step on.
 
 
 KEY = "WANDB_API_KEY"

@@ -1,4 +1,4 @@
-"""Sampling by Euler steps from noise to latents, and conversion of images to 8-bit RGB.
+"""Sampling by Euler steps from noise to latents, divided among the ranks, and images in 8-bit RGB.
 
 Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image.
 """
@@ -75,12 +75,6 @@ def to_pil_images(images: Float[Tensor, "b 3 H W"]) -> list[Image.Image]:
     """Return images in [-1, 1] as 8-bit RGB."""
     pixels = ((images.float().clamp(-1, 1) + 1) * 127.5).round().byte().cpu()
     return [Image.fromarray(rearrange(image, "c h w -> h w c").numpy()) for image in pixels]
-
-
-# Samples the images of many prompts: the noise of each, and batches that fit the memory of a step,
-# divided among the ranks.
-#
-# Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 
 
 TextEncoding = tuple[Tensor, Tensor]

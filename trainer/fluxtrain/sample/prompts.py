@@ -1,4 +1,22 @@
-"""The prompts that a config samples, and what is checked before a training."""
+"""The prompts that a config samples: its own, or those of a file in kohya's syntax, one a line.
+
+    # a comment
+    a red heart --w 1280 --h 768 --d 42 --s 28 --g 3.5
+    a house --l 4 --n blurry, text
+
+| option | meaning                                    | otherwise                       |
+|--------|--------------------------------------------|---------------------------------|
+| --w    | width in pixels                            | data.image_size                 |
+| --h    | height in pixels                           | data.image_size                 |
+| --d    | seed                                       | the run's seed and the line     |
+| --s    | Euler steps                                | sampling.num_steps              |
+| --l    | scale of classifier-free guidance          | sampling.cfg_scale              |
+| --g    | distilled guidance, of models that have it | sampling.guidance               |
+| --n    | negative prompt, for a --l other than 1    | the empty prompt                |
+
+Sides are rounded down to what the model's patches need, as kohya's are. An option that has no effect
+here is refused, with its line.
+"""
 
 from __future__ import annotations
 
@@ -35,26 +53,6 @@ def check_sampling(config: RunConfig, data_root: Path, models_root: Path) -> Non
         raise ConfigError("spec.run.sampling.num_prompts", UNSET, text)
     needs_text = bool(prompts) or config.data.source == "images"
     check_files(config.encoders, models_root, with_text=needs_text)
-
-
-# Reads prompt files in kohya's syntax: a prompt a line, with options after it.
-#
-#     # a comment
-#     a red heart --w 1280 --h 768 --d 42 --s 28 --g 3.5
-#     a house --l 4 --n blurry, text
-#
-# | option | meaning                                        | otherwise                       |
-# |--------|------------------------------------------------|---------------------------------| |
-# --w    | width in pixels                                | data.image_size                 | | --h
-# | height in pixels                               | data.image_size                 | | --d    |
-# seed                                           | the run's seed and the line     | | --s    |
-# Euler steps                                    | sampling.num_steps              | | --l    |
-# scale of classifier-free guidance              | sampling.cfg_scale              | | --g    |
-# distilled guidance, of models that have it     | sampling.guidance               | | --n    |
-# negative prompt, for a --l other than 1        | the empty prompt                |
-#
-# Sides are rounded down to what the model's patches need, as kohya's are. An option that has no
-# effect here is refused, with its line.
 
 
 MAX_PROMPTS = 256

@@ -7,8 +7,12 @@
 | a folder with transformer/ in it (a whole pipeline)      | diffusers'           |
 | checkpoints/step_N, or the output folder of a run        | our own              |
 
-torchtitan can write such a folder in safetensors; its native checkpoints have a pickled index, and pickles
-are not read. Our own checkpoints are verified by their checksums; the other layouts have none.
+torchtitan can write such a folder in safetensors; its native checkpoints have a pickled index, and
+pickles are not read. Our own checkpoints are verified by their checksums; the other layouts have none.
+
+A checkpoint of adapters has no weights of the model, nor of CLIP. Its run keeps a digest of them in
+``base.json``: of names, shapes and the first bytes of each tensor, or of the checksums of one of our
+checkpoints.
 """
 
 from __future__ import annotations
@@ -50,9 +54,6 @@ from fluxtrain.runtime.safetensors import (
 )
 from fluxtrain.state.run_state import DONE, kind_of_result, latest, read_config
 from fluxtrain.state.verification import require_whole_weights
-
-# The weights in one of our checkpoints, verified by its checksums.
-
 
 _GROUP_BYTES = 1 << 30  # read at once from a checkpoint, whose shards are reopened for each read
 
@@ -462,13 +463,6 @@ def _config_text(path: Path) -> str:
     if (size := path.stat().st_size) > _MAX_CONFIG_BYTES:
         raise DataError(f"{path}: {size} bytes, at most {_MAX_CONFIG_BYTES} are read")
     return path.read_text(encoding="utf-8")
-
-
-# Whether the weights that adapters change are still those that the run began with.
-#
-# A checkpoint of adapters has no weights of the model, nor of CLIP. Its run keeps a digest of them
-# in ``base.json``: of names, shapes and the first bytes of each tensor, or of the checksums of one
-# of our checkpoints.
 
 
 FILE = "base.json"

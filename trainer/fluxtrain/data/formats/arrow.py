@@ -7,6 +7,9 @@
 
 A stream is memory-mapped once to compute the spans of its cells; samples are then read without Arrow.
 Axes: n samples, f fields.
+
+Arrow itself decompresses a batch as it is read, to whatever size the batch claims, so compressed ones
+are refused.
 """
 
 from __future__ import annotations
@@ -242,12 +245,6 @@ def _info(schema: Any) -> dict[str, Any]:
     """Return the columns' types in the format of Hugging Face's datasets."""
     values = ((name, str(schema.field(name).type)) for name in schema.names)
     return {"features": {name: {"dtype": dtype, "_type": "Value"} for name, dtype in values}}
-
-
-# Looks at the messages of an Arrow stream without decoding them: whether anything in it is
-# compressed.
-#
-# Arrow itself decompresses a batch as it is read, to whatever size the batch claims.
 
 
 # Fields of the flatbuffers in Arrow's Message.fbs, by their number.

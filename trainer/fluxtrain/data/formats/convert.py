@@ -1,4 +1,7 @@
-"""Converts encoded data sets from one layout to another and verifies what was written."""
+"""Detects, opens and writes the four layouts of encoded data sets; converts and verifies what was written.
+
+``shards`` is ours; MLCommons and its submitters use ``arrow``, ``parquet`` and ``webdataset``.
+"""
 
 from __future__ import annotations
 
@@ -117,11 +120,6 @@ def _hash(sample: Sample) -> bytes:
     for field in FIELDS:
         digest.update(sample_views(getattr(sample, field).unsqueeze(0))[0])
     return digest.digest()
-
-
-# Detects, opens and writes the four layouts of encoded data sets.
-#
-# ``shards`` is ours; MLCommons and its submitters use ``arrow``, ``parquet`` and ``webdataset``.
 
 
 _PATTERNS: dict[Layout, str] = {

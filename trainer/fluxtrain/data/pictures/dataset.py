@@ -1,8 +1,24 @@
-"""The encoded pictures of a cache as a data set: each picture is a part, its repeats are the records.
+"""The encodings of pictures: their cache, the data set on it, and the samples that a run keeps.
 
-A picture may have several latents, crops or mirror images, and several captions: its variants, each of which
-is one of the latents with one of the captions. An index beyond the length n of the set, i + k n, is variant k
-of sample i.
+    folder/
+      pictures/ID.json          what became of a picture: its latents, or why it cannot be used
+      latents/ID.safetensors    mean, logvar [ch h w]
+      masks/ID.safetensors      mask [h w], the weights of latents in the loss
+      texts/ID.safetensors      txt [l d], vec [v]
+      listings/ID.json          what a shard that was streamed holds
+
+An ID is a hash of all that the content depends on, so a file that exists is right and whole; there is no
+other state. A picture is known by name, size and modification time; if one of them changed, it is read
+again, but encoded again only if its bytes changed. Files that nothing refers to any more are left:
+several runs may share the folder, which may be deleted between runs.
+
+Each picture is a part of the data set, its repeats are the records. It may have several latents, crops
+or mirror images, and several captions: its variants, each of which is one of the latents with one of the
+captions. An index beyond the length n of the set, i + k n, is variant k of sample i.
+
+Which samples a global batch has depends on their number, so a run that goes on reads the list in its
+output, not the folder: a picture that is added, or repaired, while it is stopped would change all
+batches that follow.
 
 Axes: l text tokens, d text width, v pooled width, ch h w latent image.
 """
@@ -229,21 +245,6 @@ def _shape(entry: Entry) -> SampleShape:
     return shape
 
 
-# The cache of a folder's encodings: a file for each picture at each size, and one for each caption.
-#
-#     folder/
-#       pictures/ID.json          what became of a picture: its latents, or why it cannot be used
-#       latents/ID.safetensors    mean, logvar [ch h w]
-#       masks/ID.safetensors      mask [h w], the weights of latents in the loss
-#       texts/ID.safetensors      txt [l d], vec [v]
-#       listings/ID.json          what a shard that was streamed holds
-#
-# An ID is a hash of all that the content depends on, so a file that exists is right and whole;
-# there is no other state. A picture is known by name, size and modification time; if one of them
-# changed, it is read again, but encoded again only if its bytes changed. Files that nothing refers
-# to any more are left: the folder may be shared by several runs, and may be deleted between runs.
-
-
 FORMAT = 1
 CRC = "crc32"
 FOLDERS = ("pictures", "latents", "masks", "texts", "listings")
@@ -384,14 +385,6 @@ def checksum(tensors: dict[str, Tensor]) -> int:
 def _digest(*parts: Any) -> str:
     text = json.dumps([FORMAT, *parts])
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_DIGITS]
-
-
-# The samples that a run on pictures began with, kept in its output: they stay the same for all its
-# starts.
-#
-# Which samples a global batch has depends on their number. A picture that is added, or repaired,
-# while a run is stopped would change all batches that follow; so a run that goes on reads this
-# file, not the folder.
 
 
 FILE = "training_set.json"

@@ -1,4 +1,9 @@
-"""The codec of captions: decodes them, and names the likely codec of those that are of another one."""
+"""The codec of captions: decodes them, and names the likely codec of those that are of another one.
+
+The likely codec is that with the smallest cost: minus the logarithm of how probable its characters are
+in a text of its language. A codec pays for what it does not decode, so that of most captions wins; a
+caption that is much cheaper in another one has that.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +53,6 @@ def is_wide(content: bytes) -> bool:
 def shown(encoding: str) -> str:
     """Return the name of a codec in messages."""
     return "UTF-8" if codecs.lookup(encoding).name == "utf-8" else encoding
-
-
-# The likely codec is that with the smallest cost: minus the logarithm of how probable its characters
-# are in a text of its language. A codec pays for what it does not decode, so that of most captions
-# wins; a caption that is much cheaper in another one has that.
 
 
 class _Codec(NamedTuple):

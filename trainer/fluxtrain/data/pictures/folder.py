@@ -1,4 +1,4 @@
-"""Finds the pictures of a folder and their captions; nothing is decoded."""
+"""Finds the pictures of a folder and their captions, in text files or a metadata file; nothing is decoded."""
 
 from __future__ import annotations
 
@@ -352,10 +352,6 @@ def is_sheet_among_pictures(path: Path) -> bool:
         return path.name == FILE and is_contact_sheet(path)
     except OSError:  # whoever lists it says what is wrong
         return False
-
-
-# Captions of pictures: text files beside them, or a metadata file as Hugging Face's imagefolder has
-# it.
 
 
 _EXTENSIONS = (*EXTENSIONS, *map(str.upper, EXTENSIONS))

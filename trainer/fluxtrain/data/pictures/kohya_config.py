@@ -37,9 +37,6 @@ from fluxtrain.data.pictures.tables import SHARD, TABLE
 from fluxtrain.errors import ConfigError, DataError, redacted
 from fluxtrain.runtime.files import parse_toml
 
-# Folders named as in kohya's DreamBooth layout, such as 10_toy: what to write for their repeats.
-
-
 _NAME = re.compile(r"(\d+)_(.*)", re.ASCII | re.DOTALL)
 _MOST = 50
 """Folders that are written out."""

@@ -1,6 +1,10 @@
-"""Decodes pictures as people have them into 8-bit sRGB, and fits them to a size.
+"""Decodes pictures as people have them into 8-bit sRGB; fits them to a size; their masks and variants.
 
-Axes: H W image.
+A mask of the loss is a picture of the same name, or the picture's own transparency. Crops, mirror images
+and shuffled tags are pure functions of the seed and of the bytes, or the caption, that they are made
+from: the same on any ranks, after any restart, and whatever the file is called.
+
+Axes: H W image or mask, h w latents.
 """
 
 from __future__ import annotations
@@ -202,12 +206,6 @@ def _srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return image
 
 
-# Masks of the loss: a picture beside each picture, or its own transparency; brought to the grid of
-# latents.
-#
-# Axes: H W mask, h w latents.
-
-
 _SAME_ASPECT = 0.02
 """Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
 
@@ -285,12 +283,6 @@ def placements(
     scale = max(side / width, side / height)
     resized = max(side, round(width * scale)), max(side, round(height * scale))
     return (Placement((side, side), resized),)
-
-
-# Changed copies of a picture and of its caption: crops, mirror images, shuffled tags.
-#
-# They are pure functions of the seed and of the bytes, or the caption, that they are made from: the
-# same on any ranks, after any restart, and whatever the file is called.
 
 
 def variant_placements(

@@ -1,6 +1,8 @@
-"""Pictures in Parquet files, as Hugging Face's data sets have them, written out as a folder of pictures.
+"""Pictures in Parquet files and WebDataset tars, written out as a folder before they are encoded.
 
-A file is validated before it is read (`check_pages`), and read a few rows at a time.
+A Parquet file is validated before it is read (`check_pages`), and read a few rows at a time. Of a tar
+the headers are validated first: links, huge or unnamed members and names that lead out of it are left
+out, and one that is cut off is refused; then the webdataset library reads it, once, from start to end.
 """
 
 from __future__ import annotations
@@ -198,14 +200,6 @@ def _suffix(picture: bytes) -> str:
 def _write_table(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     os.utime(path, ns=(0, 0))  # equal on all nodes: pictures are known by it
-
-
-# Pictures in WebDataset tars, which are written out as a folder of pictures before they are
-# encoded.
-#
-# A tar is validated first, from its headers: links, huge or unnamed members and names that lead out
-# of it are left out, and one that is cut off is refused. Then the webdataset library reads it,
-# once, from start to end.
 
 
 SHARD = ".tar"

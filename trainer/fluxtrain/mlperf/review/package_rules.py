@@ -1,4 +1,8 @@
-"""Rules on a package: its system description and its files against the logs."""
+"""Rules on a package: its system description and its files against the logs.
+
+What it encloses to repeat its runs is compared in packages of fluxtrain, whose logs say which software
+ran.
+"""
 
 from __future__ import annotations
 
@@ -150,11 +154,6 @@ PACKAGE_RULES: tuple[Rule[Result], ...] = (
     configuration_is_enclosed,
     code_is_enclosed,
 )
-
-
-# Rules on what a package encloses to repeat its runs, against what the nodes of the runs reported.
-#
-# They hold for packages of fluxtrain, whose logs say which software ran.
 
 
 SCALING_FILE = "scaling.json"

@@ -14,9 +14,6 @@ from fluxtrain.mlperf.evidence import FailedRun, Result, Run
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, median_window
 
-# A rule of the benchmark's text as code, and what it finds.
-
-
 T = TypeVar("T")
 Check = Callable[[T], Iterator[str]]
 

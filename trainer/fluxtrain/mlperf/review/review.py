@@ -203,9 +203,6 @@ def _config_of(log: Path, implementation: Path | None) -> Path | None:
     return None if implementation is None else implementation / f"config_{number}.json"
 
 
-# Waivers of a review: findings that the submitter knows of, each rule with the submitter's reason.
-
-
 def parse(texts: Iterable[str]) -> dict[str, str]:
     """Return the reason of each waived rule from ``RULE=REASON``; raise ConfigError for other texts."""
     waivers: dict[str, str] = {}
