@@ -287,7 +287,6 @@ def _mlp_ratio(found: Mapping[str, list[tuple[Place, Piece]]]) -> float:
 
 
 def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Update:
-    """Return the update of ``layer`` with the pieces at their rows."""
     (place, piece), *others = found
     if place.part is None:
         if others:

@@ -120,7 +120,6 @@ def _clip_layers() -> dict[str, str]:
 
 @cache
 def _places() -> dict[str, Place]:
-    """Return the place of each layer of the first blocks, by its name in each layout."""
     spellings: list[Callable[[str], str]] = [str, lambda name: name.replace(".", "_")]
     places = {}
     for layer, parts in _parts().items():

@@ -121,7 +121,6 @@ def _magnitudes(layer: AdaptedLayer, update: Update, path: Path) -> dict[str, Te
 
 
 def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:
-    """Return the parameters of ``layer`` with ``update``: a product of the same factors."""
     has = "a low-rank update"
     if isinstance(update, Product):
         shapes = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
@@ -137,7 +136,6 @@ def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[st
 
 
 def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:
-    """Return A and B of ``layer`` with ``update``."""
     has, needs = (update.outputs, update.inputs), (layer.outputs, layer.inputs)
     if has != needs:
         raise DataError(f"{path}: {layer.name} has shape {has}, should have {needs}")

@@ -58,7 +58,6 @@ class Scaling:
 
 
 def _wanted(config: RunConfig, results: Sequence[Result]) -> list[Scaling]:
-    """Return the studies that ``config`` asks for."""
     batch = config.schedule.global_batch_size
     return [
         study

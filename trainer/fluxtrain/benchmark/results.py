@@ -519,7 +519,6 @@ class Crew:
             time.sleep(_POLL_SECONDS)
 
     def _variables(self, num_ranks: int, port: int) -> dict[str, str]:
-        """Return torchrun's variables for this rank among the first ``num_ranks``."""
         world = self._world
         local_size = min(world.local_size, num_ranks - world.node * world.local_size)
         return {

@@ -66,7 +66,6 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
 
 
 def _nothing(results: Results) -> str:
-    """Return why nothing was measured."""
     last = results.last
     why = f"; the last trial, {last.trial}, {last.ending}" if last else ""
     return f"nothing could be measured{why}"
@@ -137,7 +136,6 @@ class Study:
         return self._result(self._trial(setting, batch, is_measured=True))
 
     def _trial(self, setting: Setting, batch: int, is_measured: bool) -> Trial:
-        """Return the trial of ``batch`` on all ranks."""
         count = self._world.size
         return Trial(setting, batch, count, batch * count, is_measured)
 

@@ -132,7 +132,6 @@ def _require_one(arguments: argparse.Namespace) -> None:
 
 
 def _require_replaceable(file: Path) -> None:
-    """Raise ConfigError if ``file`` exists and is no contact sheet."""
     try:
         if not file.exists() or is_contact_sheet(file):
             return
@@ -227,7 +226,6 @@ def _draw(file: Path, found: PictureCheck, is_default: bool) -> ContactSheet | N
 
 
 def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str]:
-    """Yield the lines that tell of the contact sheet."""
     from fluxtrain.data.pictures.inspection import SUGGESTED, named
 
     of = (

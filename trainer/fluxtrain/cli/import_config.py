@@ -71,7 +71,6 @@ def _action(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do not go together."""
     if (arguments.file is None) != arguments.from_env:
         raise ConfigError("arguments", UNSET, "need one of FILE and --from-env")
     if not 1 <= arguments.gpus <= 64:

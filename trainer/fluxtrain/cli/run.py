@@ -271,7 +271,6 @@ def print_summary(output: Path, config: RunConfig) -> None:
 
 
 def _files(output: Path, config: RunConfig) -> list[tuple[str, str]]:
-    """Return titles and names of the files in ``output``, what is used elsewhere first."""
     images = sorted((output / SAMPLES_FOLDER).glob("step_*.png"))
     rows = [
         ("adapter", f"{ADAPTERS_FOLDER}/{config.adapter_file.name}.safetensors"),

@@ -128,7 +128,6 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    """Write SOURCE in the layout of ``--to``."""
     _check_target(arguments)
     file = _open(arguments.source)
     _print_ignored(file)
@@ -136,7 +135,6 @@ def _convert(arguments: argparse.Namespace) -> int:
 
 
 def _resize(arguments: argparse.Namespace) -> int:
-    """Write SOURCE with at most ``--rank``."""
     from fluxtrain.adapter.updates import is_dora
 
     _check_target(arguments)
@@ -166,7 +164,6 @@ def _resize(arguments: argparse.Namespace) -> int:
 
 
 def _extract(arguments: argparse.Namespace) -> int:
-    """Write the difference of two models as a LoRA."""
     from fluxtrain.adapter.merge import extract
     from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights import open_weights
@@ -207,7 +204,6 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    """Print layers, ranks, scales, size and metadata."""
     from fluxtrain.adapter.file import describe
 
     for name, value in describe(_open(arguments.source)):

@@ -51,7 +51,6 @@ def _read_file(path: Path) -> tuple[Array, list[str]]:
 
 
 def _read_batch(batch: Any, mapped: Any) -> tuple[Array, list[str]]:
-    """Return offset and size of image and caption, and the keys."""
     image, caption = batch[_image_column(batch.schema)], batch[_CAPTION]
     validate_columns(batch, (str(_image_column(batch.schema)), _CAPTION, KEY))
     if pa.types.is_struct(image.type):
@@ -65,7 +64,6 @@ def _image_column(schema: Any) -> str | None:
 
 
 def _check(path: Path, schema: Any) -> None:
-    """Raise DataError if ``schema`` has no images and captions."""
     name = _image_column(schema)
     if name is None or _CAPTION not in schema.names:
         existing = ", ".join(map(str, schema.names))[:200]

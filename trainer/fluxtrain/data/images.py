@@ -197,7 +197,6 @@ class ImageFiles:
         return content if isinstance(content, dict) else {}
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the number of the file of sample ``index``, and its record there."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1

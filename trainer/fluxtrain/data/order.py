@@ -222,7 +222,6 @@ class BucketOrder:
 
     @property
     def _of_samples(self) -> Array:
-        """Return the number of each sample's size."""
         return self._by_size[1]
 
     @cached_property
@@ -346,7 +345,6 @@ class Buckets:
         return min(by_height, by_width, key=lambda size: self._error(size, aspect))
 
     def _error(self, size: Size, aspect: float) -> float:
-        """Return how much the aspect ratio of the bucket of ``size`` differs from ``aspect``."""
         width, height = (self._rounded(side) for side in size)
         return abs(width / height - aspect) if height else math.inf
 

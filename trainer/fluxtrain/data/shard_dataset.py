@@ -150,16 +150,13 @@ class FileDataset(ABC):
         """Fill the views of ``sample`` with ``record``; return a fault message or None."""
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the part of sample ``index`` and its record there."""
         return next(self._places(np.array([index])))
 
     def _places(self, indices: Array) -> Iterator[tuple[int, int]]:
-        """Yield the part and the record of each of ``indices``."""
         parts = self._parts(indices)
         return zip(parts.tolist(), (indices - self._starts[parts]).tolist(), strict=True)
 
     def _parts(self, indices: Array) -> Array:
-        """Return the part of each of ``indices``."""
         parts: Array = np.searchsorted(self._starts, indices, side="right") - 1
         return parts
 

@@ -85,7 +85,6 @@ def add_token_ids(sources: Sources, config: RunConfig, models_root: Path) -> Non
 
 
 def _require_known(path: Path, settings: Any) -> None:
-    """Raise DataError unless the encoder at ``path`` has CLIP-L's structure."""
     hidden = CLIP_MLP_RATIO * settings.hidden_size
     wanted = {
         "num_hidden_layers": CLIP_LAYERS,

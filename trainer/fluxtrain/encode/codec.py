@@ -275,7 +275,6 @@ def _latent_channels(shapes: dict[str, list[int]]) -> int:
 def _require_equal(
     path: Path, shapes: dict[str, list[int]], expected: dict[str, list[int]]
 ) -> None:
-    """Raise DataError unless ``shapes`` are exactly the ``expected`` ones."""
     for name, shape in expected.items():
         if name not in shapes:
             raise DataError(f"{path}: not FLUX's autoencoder; tensor {name} is missing")

@@ -138,7 +138,6 @@ def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = T
 
 
 def _check_fits(config: RunConfig, encoders: Encoders) -> None:
-    """Raise ConfigError if the encodings of a sample do not have the transformer's input shapes."""
     side = config.data.image_size
     rows = encoders.encode(torch.zeros(1, 3, side, side, dtype=torch.uint8), [""])
     for path, expected, actual in (

@@ -56,7 +56,6 @@ def check_text_folder(folder: Path, kind: Kind) -> str:
 
 
 def _config(folder: Path, kind: Kind) -> tuple[Any, Any]:
-    """Return config and class of the encoder."""
     from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
     if not (folder / "config.json").is_file():

@@ -207,7 +207,6 @@ def require_small_files(folder: Path) -> None:
 
 
 def _folder_loader(model: Any) -> _Loader:
-    """Return a loader of transformers' class ``model`` from a folder."""
 
     def load(folder: Path, _: Any, dtype: torch.dtype) -> Any:
         if not (folder / "config.json").is_file():
@@ -398,7 +397,6 @@ def _load(
     shapes: _Shapes,
     dtype: torch.dtype,
 ) -> Any:
-    """Return ``model`` with the tensors of ``names``, which maps transformers' names to the file's."""
     actual = {name: shapes[name_in_file] for name, name_in_file in names.items()}
     _require_equal(path, actual, _expected_shapes(model, config))
     encoder, report = model.from_pretrained(
@@ -425,7 +423,6 @@ def _expected_shapes(model: Any, config: Any) -> _Shapes:
 
 
 def _require_equal(path: Path, actual: _Shapes, expected: _Shapes) -> None:
-    """Raise DataError naming the first tensors that are missing, unknown or of another shape."""
     faults = [f"{name} is missing" for name in expected if name not in actual]
     faults += [
         f"{name!r:.80} is not a tensor of this encoder" for name in actual.keys() - expected.keys()

@@ -457,7 +457,6 @@ def _targets(reading: Reading, name: str) -> Values:
 
 
 def _factors(reading: Reading, name: str) -> Values:
-    """Return the factor that all kinds of layers have."""
     given = reading.value(name)
     settings = list(given.values()) if isinstance(given, dict) else []
     if not settings or not all(isinstance(it, dict) for it in settings):

@@ -381,7 +381,6 @@ def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
 
 
 def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
-    """Return what becomes of the option ``name``."""
     value, is_given = reading.value(name), name in reading.given
     shown = None if row.is_secret or _SECRET.search(name) else value
     if row.fate is Fate.MISSING and _is_off(value, row.off):
@@ -411,7 +410,6 @@ def _is_off(value: object, off: tuple[object, ...]) -> bool:
 
 
 def _nested(values: Values) -> dict[str, Any]:
-    """Return ``values``, by paths with dots, as nested mappings."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
         *sections, last = path.split(".")

@@ -147,7 +147,6 @@ class MembershipRendezvous(RendezvousHandler):
         return reply.reform or reply.generation > self._generation
 
     def _was_ended(self, generation: int) -> bool:
-        """Return whether the operator has ended ``generation``."""
         reply = self.client.reply
         return reply is not None and 0 < generation <= reply.ended
 

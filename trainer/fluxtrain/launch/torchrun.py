@@ -534,7 +534,6 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
 
 
 def _stopped(paths: RunPaths, signum: int) -> tuple[int, str]:
-    """Return exit code and message of a task that ``signum`` has stopped."""
     text, goes_on = f"stopped by {signal.Signals(signum).name}", "goes on"
     task = json.loads(Path(os.environ[ENV_CONFIG]).read_text(encoding="utf-8"))["task"]
     is_kept = task not in ("sample", "evaluate")  # these begin anew

@@ -90,7 +90,6 @@ def _failed(
     volumes: Mapping[str, Mapping[str, str]],
     folder: Path,
 ) -> FailedRun | None:
-    """Return the run of ``job`` if it failed before its end, with what there is of its log."""
     name, status = str(job["metadata"]["name"]), job["status"]
     if status["phase"] != "Failed":
         return None
@@ -415,7 +414,6 @@ def _verdict(runs: Sequence[ObservedRun], ruleset: str) -> Iterator[str]:
 
 
 def _ended(runs: Sequence[ObservedRun]) -> str:
-    """Return how many runs ended, without a target, and at theirs with the spread of the samples."""
     ended, without = sum(run.is_over for run in runs), sum(run.state == NO_TARGET for run in runs)
     if 0 < ended == without:
         return f"{ended} {NO_TARGET}"

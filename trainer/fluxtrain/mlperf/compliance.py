@@ -253,7 +253,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | None:
-    """Return the explanation of ``message``, None if it is only a warning or explained elsewhere."""
     if match := _CHECK.match(message):
         line = lines[int(match["index"])] if int(match["index"]) < len(lines) else lines[-1]
         return _wrong_value(line, lines, ruleset)
@@ -267,7 +266,6 @@ def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | 
 
 
 def _wrong_value(line: LogLine, lines: Sequence[LogLine], ruleset: str) -> str:
-    """Explain a line whose value does not pass."""
     if special := _SPECIAL.get(line.key):
         return special(line, lines, ruleset)
     rule = KEY_RULES.get(line.key, _UNKNOWN_KEY)
@@ -390,7 +388,6 @@ def _fault(line: LogLine) -> str:
 
 
 def _crash_causes(lines: Sequence[LogLine]) -> list[str]:
-    """Return the lines that are known to crash the checker."""
     causes = []
     for line in lines:
         given = f"{line.key} (line {line.number}) is {_repr(line.value)}"

@@ -176,7 +176,6 @@ def node_mark(root: Path = Path("/")) -> str:
 
 
 def _processors(root: Path) -> Facts:
-    """Return sockets, cores, threads, frequency and caches, as far as the kernel reports them."""
     records = [_pairs(text) for text in _read(root / "proc/cpuinfo").split("\n\n") if text.strip()]
     sockets = {record.get("physical id", "0") for record in records}
     cores = {(r.get("physical id", "0"), r.get("core id", str(i))) for i, r in enumerate(records)}

@@ -487,7 +487,6 @@ def _others(others: Sequence[Run], counted: int) -> str:
 
 
 def _failed(failed: Sequence[FailedRun]) -> str:
-    """Return what is known of the runs that failed, a line for each."""
     if not failed:
         return ""
     lines = [f"- {_told(number, run)}" for number, run in enumerate(failed)]

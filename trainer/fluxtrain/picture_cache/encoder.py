@@ -89,7 +89,6 @@ class PictureEncoder:
         write_encodings(path, {"mean": mean[0], "logvar": logvar[0]})
 
     def _read(self, picture: TrainingPicture, folder: Path | None) -> _Decoded:
-        """Return ``picture`` decoded at the sizes that are not in the cache."""
         name, cache = picture.label, self.cache
         file = picture if folder is None else replace(picture, folder=folder)
         try:

@@ -257,7 +257,6 @@ def read_files(source: Source, table: TableConfig) -> Source:
 
 
 def _require_different_folders(source: Source) -> None:
-    """Raise ConfigError if two shards would be unpacked into one folder."""
     names = dict[str, str]()
     for file in source.files if kind_of(source.files) != "pictures" else ():
         if other := names.get(_folder_of(file.name)):
@@ -326,7 +325,6 @@ def _unpack(source: Source, path: Path, folder: Path, data: DataConfig, check: C
 
 
 def _folder_of(name: str) -> str:
-    """Return the folder below the pictures of the shard ``name``."""
     return quote(str(PurePosixPath(name).with_suffix("")), safe=" ")
 
 

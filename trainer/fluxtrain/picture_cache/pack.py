@@ -101,7 +101,6 @@ def _write(
 
 
 def _checked(pictures: Sequence[TrainingPicture]) -> Iterator[tuple[TrainingPicture, str]]:
-    """Yield ``pictures`` in their order, each with why it cannot be used, "" if it can."""
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
         yield from zip(pictures, pool.map(_fault, pictures), strict=True)

@@ -148,7 +148,6 @@ class _Stage:
             self.console.advance((self._count() if count is None else count) - self.console.done)
 
     def _count(self) -> int:
-        """Return how much of the work is done, by any rank."""
         existing, cache = self.work.cache.existing(), self.work.cache
         names = [
             f"pictures/{cache.record_path(picture).name}" for picture in self.work.missing_pictures

@@ -129,7 +129,6 @@ class Streaming:
         return self.fetched.places | found
 
     def _missing(self, source: Source, exists: Callable[[str], bool]) -> Iterator[Part]:
-        """Yield the parts of ``source`` that lack encodings, by whether files of the cache exist."""
         folder = pictures_folder(source, self.config.data, self.paths.data)
         if source.url not in self._folders:
             for shard in parts_of(source):
@@ -145,7 +144,6 @@ class Streaming:
             yield Part(replace(source, files=group), folder)
 
     def _groups(self, files: Sequence[RemoteFile]) -> Iterator[tuple[RemoteFile, ...]]:
-        """Yield ``files`` in groups, of which each rank has several."""
         share = -(-len(files) // (_PARTS_PER_RANK * self.world.size))
         most = min(_GROUP_BYTES, self.config.data.download.max_bytes // _PARTS_PER_RANK)
         group = list[RemoteFile]()
@@ -159,7 +157,6 @@ class Streaming:
             yield tuple(group)
 
     def _unencoded(self, part: Part, folder: Path) -> list[TrainingPicture]:
-        """Return the pictures of ``part``, which is in ``folder``, that are not encoded."""
         if part.is_shard:
             listed = list_shard(folder, self.config.data.caption_encoding)
             listed.write(self._listing_path(part.source))
@@ -174,7 +171,6 @@ class Streaming:
     def _lacking(
         self, url: str, listing: Listing, exists: Callable[[str], bool]
     ) -> list[TrainingPicture]:
-        """Return the pictures of all subsets at ``url`` that are not encoded."""
         return [
             picture
             for subset in subsets(self.config.data, self.paths.data)
@@ -289,13 +285,11 @@ class _RoomNote:
 
 
 def _close(opened: Future[tuple[ExitStack, Path]]) -> None:
-    """Release what was ``opened``, if anything was."""
     with suppress(Exception):
         opened.result()[0].close()
 
 
 def _summary(own: Sequence[Part], every: Sequence[Part]) -> tuple[str, int, int]:
-    """Return what this rank fetches: where from, the number of files and their bytes."""
     urls = dict.fromkeys(str(part.source) for part in own)
     share = "" if len(own) == len(every) else f", this rank's share of {_files(every)}"
     return f"{', '.join(urls)} part by part{share}", _files(own), _size(own)

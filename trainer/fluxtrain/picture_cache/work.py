@@ -209,7 +209,6 @@ def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> Data
 
 
 def _refusal(begin: str, skipped: Mapping[str, str], report: Path | None, *last: str) -> DataError:
-    """Return an error that begins with ``begin`` and names what is ``skipped`` and what to do."""
     first, *others = (f"{name}: {reason}" for name, reason in skipped.items())
     advice = " or ".join([", ".join(_advice(skipped)), *last])
     if not others:
@@ -218,7 +217,6 @@ def _refusal(begin: str, skipped: Mapping[str, str], report: Path | None, *last:
 
 
 def _advice(skipped: Mapping[str, str]) -> list[str]:
-    """Return what mends what is ``skipped``."""
     likely = Counter(match[1] for match in map(_LIKELY.search, skipped.values()) if match)
     if len(likely) == 1:
         return ["mend the files", f"set {CAPTION_ENCODING} to {next(iter(likely))}"]
@@ -228,7 +226,6 @@ def _advice(skipped: Mapping[str, str]) -> list[str]:
 
 
 def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
-    """Return lines with the first of ``skipped``, and where the rest is."""
     first = [f"skipped {name}: {reason}" for name, reason in islice(skipped.items(), _MAX_NAMED)]
     where = f"; {report} names all" if report else ""
     count = num_lost(skipped) or len(skipped)
@@ -236,7 +233,6 @@ def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
 
 
 def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path) -> Iterator[str]:
-    """Yield the lines about what a run that begins has ``skipped`` and ``left_out``."""
     yield from map(one_line, _named(skipped, report) if skipped else ())
     if left_out:
         kinds = "thumbnails, hidden files and the like"

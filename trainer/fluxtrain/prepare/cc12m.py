@@ -498,7 +498,6 @@ def _assemble(
 
 
 def _dropped_rows(selection: TarSelection, cleaned: CleanedTar) -> Iterator[dict[str, Any]]:
-    """Yield the dropped samples before the end of ``selection``, in order."""
     rows = [(row.position, row.key, row.reason, row.detail) for row in cleaned.dropped]
     rows += [(at, "", LISTED, "it could be read") for at in selection.listed & set(cleaned.kept)]
     for position, key, reason, detail in sorted(rows):

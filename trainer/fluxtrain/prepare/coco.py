@@ -298,7 +298,6 @@ def _metadata(row: Row) -> dict[str, Any]:
 
 
 def _raise_for(faults: list[str], total: int) -> None:
-    """Raise DataError with the first of ``faults``, if there are any."""
     if not faults:
         return
     lines = [f"{len(faults):,} of {total:,} images cannot be read; none may be skipped"]

@@ -106,7 +106,6 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
 
 
 def _parts() -> dict[str, list[Emoji]]:
-    """Return the emoji of the training and the validation set."""
     train, validation = split(read_catalogue(_svg_folder()), NUM_VALIDATION_BASES, NUM_SKIN_TONES)
     return {"train": train, "validation": validation}
 

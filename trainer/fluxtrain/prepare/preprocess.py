@@ -268,5 +268,4 @@ class ShardBuffer:
 
 
 def _empty(encoded: Tensor, count: int) -> Tensor:
-    """Return an uninitialised host tensor for ``count`` samples like those in ``encoded``."""
     return torch.empty(count, *encoded.shape[1:], dtype=encoded.dtype)

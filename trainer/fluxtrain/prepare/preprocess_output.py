@@ -269,7 +269,6 @@ class PrecomputeReporter:
         return sum(output.num_existing() for output in self._outputs)
 
     def _rate(self) -> tuple[float, float]:
-        """Return samples per second over all ranks, and the remaining seconds."""
         seconds = time.monotonic() - self._start
         shards = self._done - self._initially_done
         per_second = shards / seconds if seconds > 0 else 0.0

@@ -94,7 +94,6 @@ def _coco(config: RunConfig, paths: RunPaths) -> Prepare:
 
 @contextmanager
 def _flags_as_fields() -> Iterator[None]:
-    """Replace the flags of ``fluxtrain prepare`` in a ConfigError by the fields of the file."""
     try:
         yield
     except ConfigError as error:

@@ -174,7 +174,6 @@ def _wait_for_any(workers: list[_Worker[Any, Result]]) -> list[_Worker[Any, Resu
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
-    """Run tasks from the pipe until its other end is closed."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches all processes; the parent handles it

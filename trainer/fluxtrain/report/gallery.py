@@ -103,7 +103,6 @@ class _Scale:
 
 
 def _ticks(most: float) -> list[float]:
-    """Return round numbers from 0 to ``most``."""
     unit = 10 ** math.floor(math.log10(most))
     step = next(unit * factor for factor in (0.1, 0.2, 0.5, 1, 2) if most / (unit * factor) <= 6)
     return [step * index for index in range(int(most / step + 1e-9) + 1)]
@@ -484,7 +483,6 @@ class RunPage:
         )
 
     def _epoch(self) -> str:
-        """Return the present epoch and their number, "" if it is unknown."""
         if self.order is None:
             return ""
         begun, last = self._newest["step"], self._config.schedule.steps

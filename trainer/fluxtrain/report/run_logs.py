@@ -199,7 +199,6 @@ class RunLogs:
         self._console.print_line(f"sample images at step {step}: {path}")
 
     def _write(self, record: Record) -> None:
-        """Write ``record`` to metrics.jsonl and the sinks."""
         self._records.write(record)
         for sink in self._sinks:
             sink.put(record["samples"], record)

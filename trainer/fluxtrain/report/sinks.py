@@ -60,7 +60,6 @@ def open_sinks(
 
 
 def _history(output: Path, run: RunState, global_batch_size: int) -> list[Entry]:
-    """Return the records and the sample images up to ``run``, by training samples."""
     entries: list[Entry] = [(each["samples"], each) for each in read_records(output / METRICS_FILE)]
     for image in (output / SAMPLES_FOLDER).glob("step_*.png"):
         samples = int(image.stem.removeprefix("step_")) * global_batch_size

@@ -157,6 +157,5 @@ def batches(prompts: Sequence[Prompt], config: RunConfig, ranks: int = 1) -> Ite
 
 
 def _stacked(texts: Sequence[TextEncoding], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ``texts`` as "b l d" and "b v" on ``device``."""
     txt, vec = zip(*texts, strict=True)
     return torch.stack(txt).to(device), torch.stack(vec).to(device)

@@ -150,7 +150,6 @@ class GridSampler:
     def _read_samples(
         self, source: Source | None, indices: Array
     ) -> tuple[list[Tensor], list[TextEncoding], TextEncoding]:
-        """Return latents and texts of the samples at ``indices``, and the encoding of the empty prompt."""
         if self.sources.empty_text is None:  # of images
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
             empty = encoders.empty_text()
@@ -211,7 +210,6 @@ class GridSampler:
 
 
 def _read(dataset: Dataset, index: int) -> Encodings:
-    """Return the encodings of sample ``index``."""
     indices = np.array([index])
     rows = Encodings.empty(1, shape_at(dataset, indices))
     dataset.read(indices, rows, np.zeros(1, dtype=bool))
@@ -219,7 +217,6 @@ def _read(dataset: Dataset, index: int) -> Encodings:
 
 
 def _sized(prompt: Prompt, original: Float[Tensor, "ch h w"]) -> Prompt:
-    """Return ``prompt`` with the size of the image whose latents are ``original``."""
     height, width = (PIXELS_PER_LATENT * side for side in original.shape[1:])
     return replace(prompt, width=width, height=height)
 

@@ -235,5 +235,4 @@ _READERS: dict[str, Callable[[str, str], int | float | str]] = {
 
 
 def _rounded(side: int) -> int:
-    """Return ``side`` rounded down to whole patches."""
     return side // _MIN_SIDE * _MIN_SIDE

@@ -155,7 +155,6 @@ def _parts(entry: Entry, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, 
 
 
 def _shards(folder: Path, model: ModelConfig, dtype: torch.dtype, shard_bytes: int) -> list[_File]:
-    """Return diffusers' files: a single one, or numbered ones of at most ``shard_bytes``."""
     groups: list[dict[str, Shape]] = [{}]
     used = 0
     for entry in entries(model):

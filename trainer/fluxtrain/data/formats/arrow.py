@@ -115,7 +115,6 @@ def _cells(path: Path) -> CellTable:
 
 
 def _read_batch(batch: Any, mapped: Any) -> tuple[Array, list[str], list[Any]]:
-    """Return offset and size of each cell, the keys and the timesteps."""
     names = batch.schema.names
     validate_columns(batch, (KEY, TIMESTEP, *COLUMNS.values()))
     steps = batch[TIMESTEP].to_pylist() if TIMESTEP in names else [None] * len(batch)
@@ -242,7 +241,6 @@ class ArrowWriter(StreamWriter):
 
 
 def _info(schema: Any) -> dict[str, Any]:
-    """Return the columns' types in the format of Hugging Face's datasets."""
     values = ((name, str(schema.field(name).type)) for name in schema.names)
     return {"features": {name: {"dtype": dtype, "_type": "Value"} for name, dtype in values}}
 

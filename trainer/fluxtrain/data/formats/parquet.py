@@ -184,7 +184,6 @@ def _groups(path: Path) -> list[tuple[Path, int, int]]:
 
 
 def _small_columns(path: Path) -> tuple[list[str], Array | None]:
-    """Return the keys and timesteps of ``path``."""
     schema = pq.read_schema(path)
     names = [name for name in (KEY, TIMESTEP) if name in schema.names]
     has_texts = KEY in names and schema.field(KEY).type in OFFSETS

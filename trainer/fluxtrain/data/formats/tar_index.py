@@ -180,7 +180,6 @@ def _add_member(
 
 
 def _missing(members: list[Member | None], sample_format: SampleFormat) -> str | None:
-    """Return the name of the first required member that is missing, or None."""
     specs = zip(sample_format.members, members, strict=True)
     return next((s.name for s, member in specs if s.required and member is None), None)
 

@@ -102,7 +102,6 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _key_fault(key: str) -> str | None:
-    """Return why ``key`` cannot be the key of a sample, or None."""
     fault = name_fault(key)
     if fault or key.startswith("./") or split_name(f"{key}.x") != (key, "x"):
         return fault or "it starts with ./ or its last part is empty or has a dot"

@@ -179,7 +179,6 @@ class PictureDataset(FileDataset):
             yield part, record + int(variant * repeats[part])
 
     def _variant(self, part: int, record: int) -> tuple[int, int]:
-        """Return the numbers of the latents and of the caption of ``record``."""
         entry = self.entries[part]
         return divmod(record // entry.repeats, len(entry.captions))
 

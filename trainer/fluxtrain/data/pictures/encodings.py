@@ -163,7 +163,6 @@ def likely_codec(path: Path) -> str | None:
 
 
 def _guesses(heads: list[bytes]) -> list[str | None]:
-    """Return the likely codec of each of ``heads``, None if none is plausible."""
     costs = [[_cost(head, codec) for codec in _CODECS] for head in heads]
     most = [min(row) + _MOST_BEYOND for row in costs]
     totals = [

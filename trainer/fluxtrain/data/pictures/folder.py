@@ -147,7 +147,6 @@ def _pictures(
 
 
 def _unused_texts(names: Iterable[str]) -> dict[str, str]:
-    """Return the texts of the files ``names`` that no picture has, with the reason."""
     parts = [(name, *splitext(name)) for name in names]
     known = {*SUFFIXES, *_OTHER_SUFFIXES}
     pictures = {stem for _, stem, suffix in parts if suffix.lower() in known}
@@ -290,7 +289,6 @@ def _picture(
     size: int | None,
     encoding: str,
 ) -> PictureFile:
-    """Return the picture ``name``, which is absent if its ``size`` is given."""
     path = folder / name
     for each in (path, *texts_beside(path)):
         if _leads_out(each, root):

@@ -251,7 +251,6 @@ def save_contact_sheet(path: Path, inspection: Inspection) -> ContactSheet:
 
 
 def _text(look: Look) -> tuple[str, str]:
-    """Return what is below the name of a picture, with its colour."""
     if look.fault:
         return look.fault, _FAULT
     return (look.picture.caption, _INK) if look.picture.caption else ("no caption", _NOTE)
@@ -273,7 +272,6 @@ def _draw_thumbnail(
 def _draw_text(
     draw: ImageDraw.ImageDraw, fonts: Fonts, look: Look, number: int, left: int, top: int
 ) -> None:
-    """Draw the name of a picture and its caption, or why it is not used."""
     text, colour = _text(look)
     name = fonts.drawable(look.name)
     name = name if name == look.name else f"#{number + 1} {name}"

@@ -159,7 +159,6 @@ def sizes_of(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _fields(options: Mapping[str, Any]) -> str:
-    """Return the value of ``data.buckets`` that is the same as ``options``."""
     fields = {
         "step": options.get("bucket_reso_steps", 64),
         "min_side": options.get("min_bucket_reso", 256),
@@ -295,7 +294,6 @@ def own_batch_sizes(path: Path) -> list[int]:
 
 
 def _every_table(content: Options, path: Path) -> list[Options]:
-    """Return the tables of data sets and of their subsets, with the options above them."""
     general = _table(path, "general", content.get("general", {}))
     tables = [{**general, **table} for table in _tables(path, "datasets", content.get("datasets"))]
     listed = [(table, table.get("subsets")) for table in tables]

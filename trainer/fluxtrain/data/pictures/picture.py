@@ -156,7 +156,6 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 
 @cache
 def _readable() -> tuple[str, ...]:
-    """Return the formats that this build of Pillow reads."""
     Image.init()
     return tuple(name for name in _FORMATS if name in Image.OPEN)
 

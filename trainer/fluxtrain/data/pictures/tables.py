@@ -189,7 +189,6 @@ def _caption_fault(caption: Any) -> str | None:
 
 
 def _suffix(picture: bytes) -> str:
-    """Return the suffix of the format of ``picture``, "" if it is none that is read."""
     if picture[:4] == b"RIFF" and picture[8:12] == b"WEBP":
         return ".webp"
     if picture[4:12] == b"ftypavif":

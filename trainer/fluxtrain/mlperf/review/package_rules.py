@@ -329,7 +329,6 @@ def _is_ours(software: Software) -> bool:
 
 
 def _job_faults(run: Run, path: Path, image: object) -> Iterator[str]:
-    """Yield where the job in ``path`` is not that of ``run``."""
     if (config := _config(run)) is None:
         return
     spec = load_job(path).spec
@@ -353,7 +352,6 @@ def _about(result: Result) -> Mapping[str, Any] | None:
 
 
 def _text(result: Result, name: str) -> str | None:
-    """Return the text of an enclosed file, None without it."""
     try:
         folder = result.implementation
         return None if folder is None else (folder / name).read_text(encoding="utf-8")

@@ -235,7 +235,6 @@ def _did_not_converge(failed: FailedRun, result: Result) -> bool:
 
 
 def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
-    """Yield a text if the ``values`` by run are not equal."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, value in values.items():
         found[json.dumps(value, sort_keys=True)].append(name)

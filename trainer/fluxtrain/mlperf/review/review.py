@@ -152,7 +152,6 @@ def read_results(paths: Sequence[Path], ruleset: str = RULESETS[-1]) -> list[Res
 
 
 def _results(path: Path) -> Iterator[Result]:
-    """Yield the results in an organisation's folder, a system's or a benchmark's."""
     if next(path.glob("result_*.txt"), None):
         folders: Iterable[Path] = [path]
     else:

@@ -313,7 +313,6 @@ def cadence(run: Run) -> int | None:
 
 
 def _listed(first: Iterable[int | None], total: int) -> str:
-    """Return the ``first`` of ``total`` counts, and how many more there are."""
     shown = ", ".join("no" if count is None else f"{count:,}" for count in first)
     return f"{shown} and {total - _SHOWN} more" if total > _SHOWN else shown
 
@@ -559,7 +558,6 @@ def _has(values: Mapping[str, Any], path: str) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Return ``value`` as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 
 
