@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 
 from fluxtrain.imports import ai_toolkit_values as values
 from fluxtrain.imports import common
-from fluxtrain.imports.ai_toolkit_values import IMAGES, MORE_DATASETS
+from fluxtrain.imports.ai_toolkit_values import MORE_DATASETS
 from fluxtrain.imports.common import OPTIMIZER_FIELDS, SELECTION_FIELDS, ema
 from fluxtrain.imports.kinds import AI_TOOLKIT_KINDS
 from fluxtrain.imports.table import (
-    Convert,
     Option,
     Reading,
     Trainer,
@@ -21,6 +20,7 @@ from fluxtrain.imports.table import (
     fields,
     inert,
     missing,
+    to,
 )
 
 _SUBSETS = "a data set config, kohya's, has a subset for each folder (docs/data.md)"
@@ -30,11 +30,6 @@ _LINES = "lines of sampling.prompt_file have"
 _FOLDER = "a folder below --data; encoded before the first step"
 
 
-def of_folder(path: str, read: Callable[[Reading, str], object] = Reading.text) -> Convert:
-    """Return the conversion of an option of the pictures to the field ``path``."""
-    return common.of_images(IMAGES, path, read)
-
-
 DATA: Mapping[str, Option] = {
     MORE_DATASETS: missing(f"only the first without is_reg was read; {_SUBSETS}"),
     "datasets.folder_path": fields(["data.images"], values.folder, note=_FOLDER),
@@ -42,9 +37,9 @@ DATA: Mapping[str, Option] = {
         ["data.images"], values.folder, note=f"{_FOLDER}; of metadata.jsonl, its folder"
     ),
     "datasets.caption_ext": fields([], values.caption_files, note="txt and caption are read"),
-    "datasets.default_caption": fields(["data.class_tokens"], of_folder("data.class_tokens")),
-    "datasets.trigger_word": fields(
-        ["data.caption_prefix"], of_folder("data.caption_prefix"), note="wins over trigger_word"
+    "datasets.default_caption": common.image_option("data.class_tokens"),
+    "datasets.trigger_word": common.image_option(
+        "data.caption_prefix", note="wins over trigger_word"
     ),
     "datasets.random_triggers": missing("captions have one prefix: data.caption_prefix"),
     "datasets.caption_dropout_rate": field_option("flow.prompt_dropout", Reading.number, 0.0),
@@ -88,7 +83,7 @@ DATA: Mapping[str, Option] = {
     ),
     "datasets.mask_min_value": fields([], values.least_weight, note="0: black counts nothing"),
     "datasets.invert_mask": missing("white counts here: invert the masks of data.masks"),
-    "datasets.num_repeats": fields(["data.repeats"], of_folder("data.repeats", Reading.positive)),
+    "datasets.num_repeats": common.image_option("data.repeats", Reading.positive),
     "datasets.is_reg": missing(f"is_reg of a subset: {_SUBSETS}"),
     **each(
         "datasets.network_weight datasets.loss_multiplier",
@@ -146,13 +141,16 @@ SAMPLES: Mapping[str, Option] = {
 _JOB: Mapping[str, Option] = {
     "job": automatic("the task is train"),
     "config.name": fields(["adapter_file.name"], common.file_name),
-    "type": fields([], values.process, note="must be a process that trains"),
+    "type": fields(
+        [],
+        common.one_of("sd_trainer", "ui_trainer", "diffusion_trainer"),
+        note="must be a process that trains",
+    ),
     values.MORE_PROCESSES: missing("a file has one training; import the others by themselves"),
     "training_folder": elsewhere("fluxtrain run FILE --output DIR"),
     "device": automatic("all GPUs that torch sees; --processes for fewer"),
-    "trigger_word": fields(
-        ["data.caption_prefix"],
-        of_folder("data.caption_prefix"),
+    "trigger_word": common.image_option(
+        "data.caption_prefix",
         note="stands before every caption, also before those that have it; for [trigger] in prompts",
     ),
     "performance_log_every": automatic("metrics.jsonl has the speed of every logged step"),
@@ -165,8 +163,10 @@ _MODEL: Mapping[str, Option] = {
         Reading.text,
         note="a file or folder below --models; nothing is downloaded",
     ),
-    "model.arch": fields([], values.flux, note="must be flux"),
-    "model.is_flux": fields([], values.is_flux, note="must be true"),
+    "model.arch": fields([], common.flux, note="must be flux"),
+    "model.is_flux": fields(
+        [], common.must_be(True, "other models are not trained here"), note="must be true"
+    ),
     "model.quantize": fields(
         ["adapter.base_dtype"], values.small_base, note="qtype qfloat8 or float8, or none, is fp8"
     ),
@@ -219,15 +219,13 @@ _NETWORK: Mapping[str, Option] = {
     "network.transformer_only": automatic("the blocks' linear layers"),
     "network.lokr_full_rank": fields(
         ["adapter.lokr.full_matrix"],
-        values.of_lokr(
-            lambda reading, name: {"adapter.lokr.full_matrix": values.is_full_rank(reading)}
-        ),
+        values.of_lokr(to("adapter.lokr.full_matrix", lambda it, _: values.is_full_rank(it))),
         True,
         "with type=lokr",
     ),
     "network.lokr_factor": fields(
         ["adapter.lokr.factor"],
-        values.of_lokr(lambda reading, name: {"adapter.lokr.factor": int(reading.number(name))}),
+        values.of_lokr(to("adapter.lokr.factor", lambda *at: int(Reading.number(*at)))),
         note="with type=lokr",
     ),
     "network.old_lokr_format": automatic("fluxtrain adapter convert has the layouts of files"),
@@ -321,7 +319,9 @@ _TRAIN: Mapping[str, Option] = {
     "train.ema_config.ema_decay": fields(
         ["optim.ema_decay"], ema("train.ema_config.use_ema"), 0.999, "with use_ema"
     ),
-    "train.train_unet": fields([], values.train_unet, note="must be true"),
+    "train.train_unet": fields(
+        [], common.must_be(True, "the transformer is what is trained here"), note="must be true"
+    ),
     "train.train_text_encoder": missing("adapter.clip trains CLIP-L; T5 is not trained"),
     "train.text_encoder_lr": missing("adapter.clip trains CLIP-L; T5 is not trained"),
     "train.bypass_guidance_embedding": missing("flow.guidance is the guidance while training"),

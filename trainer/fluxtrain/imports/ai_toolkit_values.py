@@ -18,8 +18,6 @@ _CONDITIONS = (
 """Options of any data set that ask for another kind of training."""
 MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
 REGULARISATION, SAMPLES = "datasets.is_reg", "sample.samples"
-IMAGES = "datasets.dataset_path datasets.folder_path"
-"""The options that name pictures."""
 OFFLOADED = "model.layer_offloading_transformer_percent"
 _FLOAT8 = ("qfloat8", "float8")
 _DIMENSION = ("network.rank", "network.linear")
@@ -150,27 +148,6 @@ def is_full_rank(reading: Reading) -> bool:
     return kind(reading) == "lokr" and reading.is_on("network.lokr_full_rank")
 
 
-def process(reading: Reading, name: str) -> Values:
-    """Return nothing for sd_trainer, the only kind of process that trains FLUX.1."""
-    if reading.word(name) not in ("sd_trainer", "ui_trainer", "diffusion_trainer"):
-        raise reading.wrong(name, "must be sd_trainer, ui_trainer or diffusion_trainer")
-    return {}
-
-
-def flux(reading: Reading, name: str) -> Values:
-    """Return nothing for the architecture flux; raise ConfigError for others."""
-    if reading.word(name) != "flux":
-        raise reading.wrong(name, "must be flux: other models are not trained here")
-    return {}
-
-
-def is_flux(reading: Reading, name: str) -> Values:
-    """Return nothing if the model is FLUX.1; raise ConfigError for others."""
-    if not reading.flag(name):
-        raise reading.wrong(name, "must be true: other models are not trained here")
-    return {}
-
-
 def network(reading: Reading, name: str) -> Values:
     """Return the kind of adapter."""
     known: dict[str, Values] = {
@@ -284,7 +261,7 @@ def prior_weight(reading: Reading, name: str) -> Values:
     value = reading.number(name)
     if not reading.is_on(REGULARISATION):
         raise InertError("no data set is_reg")
-    return common.of_images(IMAGES, "data.prior_loss_weight", lambda *_: value)(reading, name)
+    return common.of_images("data.prior_loss_weight", lambda *_: value)(reading, name)
 
 
 def batch(reading: Reading, name: str) -> Values:
@@ -328,20 +305,8 @@ def wandb(reading: Reading, name: str) -> Values:
     if not reading.flag(name):
         reading.notes[name] = "metrics.jsonl has the same"
         return {}
-    project = "logging.project_name"
-    values: dict[str, object] = {"logging.wandb.project": "ai-toolkit"}
-    if reading.has(project):
-        values["logging.wandb.project"] = reading.text(project)
-    if reading.has("logging.run_name"):
-        values["logging.wandb.name"] = reading.text("logging.run_name")
-    return values
-
-
-def train_unet(reading: Reading, name: str) -> Values:
-    """Return nothing if the transformer is trained."""
-    if not reading.flag(name):
-        raise reading.wrong(name, "must be true: the transformer is what is trained here")
-    return {}
+    options = ("logging.project_name", "logging.run_name")
+    return common.sinks(reading, "wandb", *options, "ai-toolkit")
 
 
 MEAN = "there the masks of a batch are divided by their mean"
@@ -378,9 +343,7 @@ def masks(reading: Reading, name: str) -> Values:
     path = reading.text(name)
     if reading.is_on("datasets.alpha_mask"):
         raise InertError("datasets.alpha_mask wins")
-    if not any(map(reading.has, IMAGES.split())):
-        raise NoCounterpartError("data.masks needs data.images")
-    return {"data.masks": path}
+    return common.of_images("data.masks", lambda *_: path)(reading, name)
 
 
 def least_weight(reading: Reading, name: str) -> Values:

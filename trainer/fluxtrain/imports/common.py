@@ -11,7 +11,7 @@ from typing import get_args
 
 from fluxtrain.contract.run.adapter import LayerName
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.imports.table import Convert, NoCounterpartError, Reading, Values
+from fluxtrain.imports.table import Convert, NoCounterpartError, Option, Reading, Values, fields
 from fluxtrain.model.cost import BUFFERS
 from fluxtrain.model.layers import BLOCKS, linear_layers
 
@@ -147,16 +147,81 @@ def recomputation(reading: Reading, name: str) -> Values:
     return {"parallel.activation_checkpointing": 1.0 if reading.flag(name) else 0.0}
 
 
-def of_images(folders: str, path: str, read: Callable[[Reading, str], object]) -> Convert:
+IMAGES = (
+    *("train_data_dir", "dataset_config", "datasets.folder_path", "datasets.dataset_path"),
+    *("backend.instance_data_dir", "backend.dataset_name", "backend.aws_bucket_name"),
+)
+"""The options of all trainers that become ``data.images``."""
+
+
+def of_images(
+    path: str,
+    read: Callable[[Reading, str], object] = Reading.text,
+    folders: Sequence[str] = IMAGES,
+) -> Convert:
     """Return the conversion of an option of the images, which one of the options ``folders`` names."""
 
     def convert(reading: Reading, name: str) -> Values:
         value = read(reading, name)
-        if not any(map(reading.has, folders.split())):
+        if not any(map(reading.has, folders)):
             raise NoCounterpartError(f"{path} needs data.images")
         return {path: value}
 
     return convert
+
+
+def image_option(
+    path: str,
+    read: Callable[[Reading, str], object] = Reading.text,
+    note: str = "",
+    folders: Sequence[str] = IMAGES,
+) -> Option:
+    """Return the row of an option of the images, for the field at ``path``."""
+    return fields([path], of_images(path, read, folders), note=note)
+
+
+def one_of(*words: str, note: str = "") -> Convert:
+    """Return the conversion of one of ``words`` to no field; ``note`` says what it is part of."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if reading.word(name) not in words:
+            raise reading.wrong(name, f"must be {', '.join(words[:-1])} or {words[-1]}")
+        if note:
+            reading.notes[name] = note
+        return {}
+
+    return convert
+
+
+def flux(reading: Reading, name: str) -> Values:
+    """Return nothing for FLUX.1; raise ConfigError for other models."""
+    if reading.word(name) != "flux":
+        raise reading.wrong(name, "must be flux: other models are not trained here")
+    return {}
+
+
+def must_be(value: bool, why: str) -> Convert:
+    """Return the conversion of a flag that must have ``value``, to no field."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if reading.flag(name) != value:
+            raise reading.wrong(name, f"must be {str(value).lower()}: {why}")
+        return {}
+
+    return convert
+
+
+def sinks(reading: Reading, word: str, project: str, run: str, default: str) -> Values:
+    """Return the sinks that ``word`` asks for: tensorboard, wandb or both; options name project and run."""
+    values: dict[str, object] = {}
+    if word != "wandb":
+        values["logging.tensorboard"] = True
+    if word != "tensorboard":
+        has = reading.has(project)
+        values["logging.wandb.project"] = reading.text(project) if has else default
+        if reading.has(run):
+            values["logging.wandb.name"] = reading.text(run)
+    return values
 
 
 CROPS, CAPTIONS = 4, 8
@@ -166,12 +231,9 @@ SHUFFLED = ("data.variants.shuffle_caption", "data.variants.captions")
 DROPPED = ("data.variants.tag_dropout", "data.variants.captions")
 
 
-_IMAGES = ("train_data_dir", "dataset_config", "datasets.folder_path", "datasets.dataset_path")
-"""The options of all trainers that become ``data.images``."""
-
-
-def _require_images(reading: Reading) -> None:
-    if not any(map(reading.has, _IMAGES)):
+def require_images(reading: Reading) -> None:
+    """Raise NoCounterpartError for variants of pictures that no option names."""
+    if not any(map(reading.has, IMAGES)):
         raise NoCounterpartError("data.variants needs data.images")
 
 
@@ -195,7 +257,7 @@ def prior_weight(reading: Reading, name: str) -> Values:
     value = reading.number(name)
     if value == 1:
         return {}
-    _require_images(reading)
+    require_images(reading)
     return {"data.prior_loss_weight": value}
 
 
@@ -209,7 +271,7 @@ def dropout(reading: Reading, name: str) -> Values:
     rate = reading.number(name)
     if rate == 0:
         return {}
-    _require_images(reading)
+    require_images(reading)
     return dict(zip(DROPPED, (rate, CAPTIONS), strict=True))
 
 
@@ -220,7 +282,7 @@ def setting(path: str, read: Callable[[Reading, str], object]) -> Convert:
         value = read(reading, name)
         if not value:
             return {}
-        _require_images(reading)
+        require_images(reading)
         return {path: value}
 
     return convert
@@ -229,7 +291,7 @@ def setting(path: str, read: Callable[[Reading, str], object]) -> Convert:
 def _if_on(reading: Reading, name: str, values: Values) -> Values:
     if not reading.flag(name):
         return {}
-    _require_images(reading)
+    require_images(reading)
     return values
 
 

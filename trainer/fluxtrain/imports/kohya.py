@@ -26,6 +26,7 @@ from fluxtrain.imports.table import (
     fields,
     inert,
     missing,
+    to,
 )
 
 _NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
@@ -266,6 +267,8 @@ def with_prompts(convert: Convert) -> Convert:
 _PATH = "a relative path is below --models"
 _TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --models"
 _EPOCHS = "files are counted in steps: adapter_file.every_steps"
+_NO_OTHER = common.must_be(False, "it is of Stable Diffusion, and FLUX.1 is trained here")
+_FOLDER = ("train_data_dir",)
 _MODEL: Mapping[str, Option] = {
     "pretrained_model_name_or_path": field_option("initial_weights", Reading.text, note=_PATH),
     "model_type": automatic("must be flux"),
@@ -299,9 +302,9 @@ _MODEL: Mapping[str, Option] = {
     "gradient_checkpointing": fields(
         ["parallel.activation_checkpointing"], common.recomputation, False
     ),
-    "t5xxl_max_token_length": fields(["data.text_length"], values.text_tokens),
+    "t5xxl_max_token_length": field_option("data.text_length", Reading.positive),
     "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
-    **each("v2 v_parameterization sdxl", fields([], values.other_model, note="other models")),
+    **each("v2 v_parameterization sdxl", fields([], _NO_OTHER, note="other models")),
     **each("clip_skip max_token_length", inert("is not for FLUX.1")),
 }
 _NETWORK: Mapping[str, Option] = {
@@ -437,9 +440,7 @@ _DATA: Mapping[str, Option] = {
     "in_json": missing("metadata.jsonl in the folder has captions (docs/data.md)"),
     "reg_data_dir": missing("is_reg of a subset in dataset_config; data.prior_loss_weight"),
     "dataset_class": missing("readers of other packages are not loaded"),
-    "dataset_repeats": fields(
-        ["data.repeats"], common.of_images("train_data_dir", "data.repeats", Reading.positive)
-    ),
+    "dataset_repeats": common.image_option("data.repeats", Reading.positive, folders=_FOLDER),
     "resolution": fields(["data.image_size"], values.resolution),
     "enable_bucket": fields(FIELDS, kohya, note="false: squares"),
     **{
@@ -455,10 +456,7 @@ _DATA: Mapping[str, Option] = {
     "keep_tokens_separator": missing("data.variants.keep_tokens is a number of tags"),
     "secondary_separator": missing("tags have one separator: data.variants.separator"),
     **each("enable_wildcard weighted_captions", missing("captions have no syntax of their own")),
-    "caption_prefix": fields(
-        ["data.caption_prefix"],
-        common.of_images("train_data_dir", "data.caption_prefix", Reading.text),
-    ),
+    "caption_prefix": common.image_option("data.caption_prefix", folders=_FOLDER),
     "shuffle_caption": fields(common.SHUFFLED, common.shuffle, note=common.NOTE),
     "caption_tag_dropout_rate": fields(common.DROPPED, common.dropout, note=common.NOTE),
     "keep_tokens": fields(
@@ -506,7 +504,7 @@ _DATA: Mapping[str, Option] = {
 _SAMPLES: Mapping[str, Option] = {
     "sample_every_n_steps": fields(
         ["sampling.every_steps"],
-        with_prompts(lambda reading, name: {"sampling.every_steps": reading.whole(name)}),
+        with_prompts(to("sampling.every_steps", Reading.whole)),
         note="beside sample_prompts",
     ),
     "sample_every_n_epochs": fields(
@@ -519,7 +517,7 @@ _SAMPLES: Mapping[str, Option] = {
     ),
     "sample_at_first": fields(
         ["sampling.at_start"],
-        with_prompts(lambda reading, name: {"sampling.at_start": reading.flag(name)}),
+        with_prompts(to("sampling.at_start", Reading.flag)),
         note="beside sample_prompts",
     ),
     "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),

@@ -61,15 +61,6 @@ def base(reading: Reading) -> Values:
     return common.preset(model, reading.has("network_module"))
 
 
-def other_model(reading: Reading, name: str) -> Values:
-    """Return nothing; ConfigError for an option that asks for another model than FLUX.1."""
-    if reading.flag(name):
-        raise reading.wrong(
-            name, "must be false: it is of Stable Diffusion, and FLUX.1 is trained here"
-        )
-    return {}
-
-
 def network_kind(reading: Reading, name: str) -> Values:
     """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
     if reading.text(name) == "networks.lora_flux":
@@ -310,11 +301,6 @@ def only_with(used: str, *values: str) -> Convert:
     return convert
 
 
-def text_tokens(reading: Reading, name: str) -> Values:
-    """Return the number of text tokens."""
-    return {"data.text_length": reading.positive(name)}
-
-
 def blocks(reading: Reading, name: str) -> Values:
     """Return the blocks of train_blocks: all, single or double."""
     word = reading.word(name)
@@ -344,16 +330,7 @@ def tracker(reading: Reading, name: str) -> Values:
     word = reading.word(name)
     if word not in ("tensorboard", "wandb", "all"):
         raise reading.wrong(name, "must be tensorboard, wandb or all")
-    values: dict[str, object] = {}
-    if word != "wandb":
-        values["logging.tensorboard"] = True
-    if word != "tensorboard":
-        has = reading.has("log_tracker_name")
-        project = reading.text("log_tracker_name") if has else "network_train"
-        values["logging.wandb.project"] = project
-        if reading.has("wandb_run_name"):
-            values["logging.wandb.name"] = reading.text("wandb_run_name")
-    return values
+    return common.sinks(reading, word, "log_tracker_name", "wandb_run_name", "network_train")
 
 
 def seed(reading: Reading, name: str) -> Values:

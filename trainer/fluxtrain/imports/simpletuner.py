@@ -22,6 +22,7 @@ from fluxtrain.imports.table import (
     fields,
     inert,
     missing,
+    to,
 )
 
 _SUBSETS = "a data set config, kohya's, has a subset for each folder (docs/data.md)"
@@ -98,18 +99,15 @@ _SOURCE: Mapping[str, Option] = {
     **each("backend.revision backend.aws_data_prefix", automatic("is part of data.images")),
     **each(
         "backend.split backend.huggingface.split",
-        fields(["data.table.split"], pictures.of_pictures("data.table.split")),
+        common.image_option("data.table.split"),
     ),
     **each(
         "backend.image_column backend.huggingface.image_column",
-        fields(["data.table.image_column"], pictures.of_pictures("data.table.image_column")),
+        common.image_option("data.table.image_column"),
     ),
     **each(
         "backend.caption_column backend.huggingface.caption_column",
-        fields(
-            ["data.table.caption_column"],
-            pictures.of_pictures("data.table.caption_column", pictures.column),
-        ),
+        common.image_option("data.table.caption_column", pictures.column),
     ),
     "backend.aws_bucket_name": fields(["data.images"], pictures.bucket, note="s3://"),
     "backend.aws_endpoint_url": elsewhere(f"AWS_ENDPOINT_URL {_S3}"),
@@ -118,10 +116,8 @@ _SOURCE: Mapping[str, Option] = {
         "backend.aws_access_key_id backend.aws_secret_access_key backend.aws_session_token",
         elsewhere(f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY {_S3}", is_secret=True),
     ),
-    "backend.repeats": fields(
-        ["data.repeats"],
-        pictures.of_pictures("data.repeats", pictures.repeats),
-        note="one more: 0 there is 1 here",
+    "backend.repeats": common.image_option(
+        "data.repeats", pictures.repeats, "one more: 0 there is 1 here"
     ),
     "backend.is_regularisation_data": missing(
         "no loss against what the model made before; data.prior_loss_weight weighs pictures"
@@ -170,7 +166,7 @@ PICTURES: Mapping[str, Option] = {**_SOURCE, **_CAPTIONS, **_SIZES}
 
 _IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _MODEL: Mapping[str, Option] = {
-    "model_family": fields([], values.family, note="must be flux"),
+    "model_family": fields([], common.flux, note="must be flux"),
     "model_type": fields(["adapter.kind"], values.model_type, "lora", "full trains all weights"),
     "model_flavour": automatic("the preset is schnell's if it says so"),
     "pretrained_model_name_or_path": field_option(
@@ -219,7 +215,7 @@ _ADAPTER: Mapping[str, Option] = {
     "lora_rank": fields(["adapter.rank", "adapter.alpha"], values.of_peft(values.rank), 16),
     "lora_alpha": fields(
         ["adapter.alpha"],
-        values.of_peft(lambda reading, name: {"adapter.alpha": reading.number(name)}),
+        values.of_peft(to("adapter.alpha", Reading.number)),
         note="the rank if it is not given",
     ),
     "lora_dropout": fields(
@@ -233,7 +229,7 @@ _ADAPTER: Mapping[str, Option] = {
         "all",
         "all, all+ffs, ai-toolkit, context, context+ffs, tiny and nano",
     ),
-    "use_dora": fields(["adapter.dora"], values.of_peft(values.dora)),
+    "use_dora": fields(["adapter.dora"], values.of_peft(to("adapter.dora", Reading.flag))),
     "init_lora": field_option(
         "adapter.initial", Reading.text, note="a relative path is below --models"
     ),
@@ -259,7 +255,12 @@ _OPTIMIZER: Mapping[str, Option] = {
     "max_grad_norm": fields(
         ["optim.max_grad_norm"], values.clipping, 2.0, "with grad_clip_method=norm; 0: none"
     ),
-    "grad_clip_method": fields([], values.clip_method, "value", "the norm is clipped here"),
+    "grad_clip_method": fields(
+        [],
+        common.one_of("norm", "value", note="is part of max_grad_norm"),
+        "value",
+        "the norm is clipped here",
+    ),
     "lr_scheduler": fields(
         ["schedule.decay", "schedule.min_learning_rate"], values.schedule, "constant_with_warmup"
     ),
@@ -305,7 +306,12 @@ _FLOW: Mapping[str, Option] = {
         fields(["flow.timestep_sampling"], values.of_timesteps),
     ),
     **each("flow_beta_schedule_alpha flow_beta_schedule_beta", missing("no beta distribution")),
-    "flux_guidance_mode": fields([], values.of_guidance, "constant", "must be constant"),
+    "flux_guidance_mode": fields(
+        [],
+        common.one_of("constant", "random-range", note="is part of flux_guidance_value"),
+        "constant",
+        "must be constant",
+    ),
     "flux_guidance_value": fields(["flow.guidance"], values.guidance, 1.0),
     **each("flux_guidance_min flux_guidance_max", missing("flow.guidance is one number")),
     "caption_dropout_probability": field_option("flow.prompt_dropout", Reading.number, 0.1),
@@ -343,7 +349,12 @@ _FILES: Mapping[str, Option] = {
     "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
 }
 _DATA: Mapping[str, Option] = {
-    "resolution_type": fields([], values.resolution_type, "pixel_area", "is part of resolution"),
+    "resolution_type": fields(
+        [],
+        common.one_of("pixel", "pixel_area", "area", note="is part of resolution"),
+        "pixel_area",
+        "is part of resolution",
+    ),
     **each(
         "vae_batch_size vae_cache_ondemand write_batch_size read_batch_size cache_dir "
         "cache_dir_text cache_dir_vae preserve_data_backend_cache image_processing_batch_size "

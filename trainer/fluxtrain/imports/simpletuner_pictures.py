@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from fluxtrain.imports import common
@@ -10,8 +9,6 @@ from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Rea
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OF_BACKEND = "backend."
-IMAGES = "backend.instance_data_dir backend.dataset_name backend.aws_bucket_name"
-"""The options that name pictures."""
 _TYPES = ("local", "aws", "huggingface")
 _OTHER_TYPES = ("csv", "memory", "parquet", "webshart")
 _SEPARATORS = {"comma": ",", "space": " ", "period": "."}
@@ -104,11 +101,6 @@ def data_set(reading: Reading, name: str) -> Values:
     return {"data.images": f"hf://datasets/{text}{suffix}"}
 
 
-def of_pictures(path: str, read: Callable[[Reading, str], object] = Reading.text) -> Convert:
-    """Return the conversion of an option of the pictures to the field ``path``."""
-    return common.of_images(IMAGES, path, read)
-
-
 def repeats(reading: Reading, name: str) -> int:
     """Return how often a picture is used: 0 there stands for once."""
     return reading.whole(name) + 1
@@ -153,9 +145,9 @@ def instance_prompt(reading: Reading, name: str) -> Values:
     is_only = reading.has(strategy) and reading.word(strategy) == "instanceprompt"
     if is_only or reading.is_on(stated(reading, "only_instance_prompt")):
         reading.notes[name] = "of pictures without a caption: leave no text files beside them"
-        return of_pictures("data.class_tokens")(reading, name)
+        return common.of_images("data.class_tokens")(reading, name)
     if reading.is_on(stated(reading, "prepend_instance_prompt")):
-        return of_pictures("data.caption_prefix")(reading, name)
+        return common.of_images("data.caption_prefix")(reading, name)
     raise InertError("only prepend_instance_prompt, only_instance_prompt and instanceprompt use it")
 
 
@@ -174,8 +166,7 @@ def shuffle(reading: Reading, name: str) -> Values:
     word = reading.word(above + "split_on") if given("split_on") else "comma"
     if word not in _SEPARATORS:
         raise reading.wrong(above + "split_on", f"must be one of {', '.join(_SEPARATORS)}")
-    if not any(map(reading.has, IMAGES.split())):
-        raise NoCounterpartError("data.variants needs data.images")
+    common.require_images(reading)
     values: dict[str, object] = {"data.variants.shuffle_caption": True}
     values["data.variants.captions"] = max(2, count + has_original)
     start = above + "position_start"
@@ -200,8 +191,7 @@ def crop(reading: Reading, name: str) -> Values:
     if style != "random":
         reading.notes[name] = "is part of resolution"
         return {}
-    if not any(map(reading.has, IMAGES.split())):
-        raise NoCounterpartError("data.variants needs data.images")
+    common.require_images(reading)
     return {"data.variants.crops": common.CROPS}
 
 
@@ -273,7 +263,7 @@ def masks(reading: Reading, name: str) -> Values:
     if word != "mask":
         text = "masks that weigh the loss, conditioning_type=mask, are data.masks; control nets"
         raise NoCounterpartError(f"{text} and the like are not trained here")
-    return common.of_images(IMAGES, "data.masks", lambda *_: path)(reading, name)
+    return common.of_images("data.masks", lambda *_: path)(reading, name)
 
 
 _NEGATIVE = "validation_negative_prompt"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fluxtrain.errors import ConfigError
@@ -20,6 +20,7 @@ from fluxtrain.imports.table import (
     each,
     fields,
     missing,
+    to,
 )
 
 OPTIMIZERS = dict.fromkeys(("adamw", "adamw_bf16", "optimi-adamw"), "adamw")
@@ -82,13 +83,6 @@ def base(reading: Reading) -> Values:
     return {**common.preset(flavour or path, True), **files}
 
 
-def family(reading: Reading, name: str) -> Values:
-    """Return nothing for FLUX.1; raise ConfigError for other models."""
-    if reading.word(name) != "flux":
-        raise reading.wrong(name, "must be flux: other models are not trained here")
-    return {}
-
-
 def model_type(reading: Reading, name: str) -> Values:
     """Return the kind of adapter, or nothing for full."""
     if reading.word(name) not in ("lora", "full"):
@@ -118,11 +112,6 @@ def of_peft(convert: Convert) -> Convert:
         raise InertError("lora_type=lycoris does not use it; lycoris_config has its own")
 
     return of_adapter(only)
-
-
-def dora(reading: Reading, name: str) -> Values:
-    """Return whether adapters have magnitudes."""
-    return {"adapter.dora": reading.flag(name)}
 
 
 def rank(reading: Reading, name: str) -> Values:
@@ -192,14 +181,6 @@ def clipping(reading: Reading, name: str) -> Values:
     if reading.word("grad_clip_method") != "norm":
         raise NoCounterpartError("clips single values there; here the norm: grad_clip_method=norm")
     return common.no_clipping_at_zero(reading, name)
-
-
-def clip_method(reading: Reading, name: str) -> Values:
-    """Return nothing: max_grad_norm is written with it."""
-    if reading.word(name) not in ("norm", "value"):
-        raise reading.wrong(name, "must be norm or value")
-    reading.notes[name] = "is part of max_grad_norm"
-    return {}
 
 
 def schedule(reading: Reading, name: str) -> Values:
@@ -295,14 +276,6 @@ def recomputation(reading: Reading, name: str) -> Values:
     return {"parallel.activation_checkpointing": 1 / every}
 
 
-def resolution_type(reading: Reading, name: str) -> Values:
-    """Return nothing: resolution is written with it."""
-    if reading.word(name) not in ("pixel", "pixel_area", "area"):
-        raise reading.wrong(name, "must be pixel, pixel_area or area")
-    reading.notes[name] = "is part of resolution"
-    return {}
-
-
 def keep(reading: Reading, name: str) -> Values:
     """Return the number of checkpoints; 0 stands for all."""
     return {"checkpoint.keep": reading.whole(name) or 10_000}
@@ -316,25 +289,8 @@ def tracker(reading: Reading, name: str) -> Values:
         return {}
     if word not in ("tensorboard", "wandb", "all"):
         raise NoCounterpartError("logging has tensorboard and wandb")
-    values: dict[str, object] = {}
-    if word != "wandb":
-        values["logging.tensorboard"] = True
-    if word != "tensorboard":
-        has = reading.has("tracker_project_name")
-        values["logging.wandb.project"] = (
-            reading.text("tracker_project_name") if has else "simpletuner"
-        )
-        if reading.has("tracker_run_name"):
-            values["logging.wandb.name"] = reading.text("tracker_run_name")
-    return values
-
-
-def of_guidance(reading: Reading, name: str) -> Values:
-    """Return nothing: flux_guidance_value is written with it."""
-    if reading.word(name) not in ("constant", "random-range"):
-        raise reading.wrong(name, "must be constant or random-range")
-    reading.notes[name] = "is part of flux_guidance_value"
-    return {}
+    options = ("tracker_project_name", "tracker_run_name")
+    return common.sinks(reading, word, *options, "simpletuner")
 
 
 def interval(reading: Reading, name: str) -> Values:
@@ -467,16 +423,6 @@ def _factors(reading: Reading, name: str) -> Values:
     return {"adapter.lokr.factor": factors.pop()}
 
 
-def _flags() -> Iterator[tuple[str, Option]]:
-    for name in ("full_matrix", "decompose_both"):
-        path = f"adapter.lokr.{name}"
-
-        def convert(reading: Reading, option: str, path: str = path) -> Values:
-            return {path: reading.flag(option)}
-
-        yield f"lycoris.{name}", fields([path], _of_lokr(convert))
-
-
 LYCORIS: Mapping[str, Option] = {
     "lora_type": fields(
         ["adapter.kind"], lora_type, "standard", "lycoris with algo lokr, by its file, or standard"
@@ -488,12 +434,17 @@ LYCORIS: Mapping[str, Option] = {
     "lycoris.linear_alpha": fields(["adapter.alpha"], _of_lokr(_alpha)),
     "lycoris.factor": fields(
         ["adapter.lokr.factor"],
-        _of_lokr(lambda reading, name: {"adapter.lokr.factor": int(reading.number(name))}),
+        _of_lokr(to("adapter.lokr.factor", lambda *at: int(Reading.number(*at)))),
     ),
-    **dict(_flags()),
+    **{
+        f"lycoris.{name}": fields(
+            [f"adapter.lokr.{name}"], _of_lokr(to(f"adapter.lokr.{name}", Reading.flag))
+        )
+        for name in ("full_matrix", "decompose_both")
+    },
     "lycoris.module_dropout": fields(
         ["adapter.module_dropout"],
-        _of_lokr(lambda reading, name: {"adapter.module_dropout": reading.number(name)}),
+        _of_lokr(to("adapter.module_dropout", Reading.number)),
     ),
     **each("lycoris.dropout lycoris.rank_dropout", missing("lokr here has module_dropout", 0)),
     "lycoris.bypass_mode": automatic("a product is never multiplied out"),

@@ -185,13 +185,16 @@ class Option:
     """Whether its value is never shown."""
 
 
+def to(path: str, read: Callable[[Reading, str], object]) -> Convert:
+    """Return the conversion of a value, as ``read``, to that of the field at ``path``."""
+    return lambda reading, name: {path: read(reading, name)}
+
+
 def field_option(
     path: str, read: Callable[[Reading, str], object], default: object = None, note: str = ""
 ) -> Option:
     """Return the row of an option whose value, as ``read``, is that of the field at ``path``."""
-    return Option(
-        Fate.WRITTEN, (path,), note, lambda reading, name: {path: read(reading, name)}, default
-    )
+    return fields([path], to(path, read), default, note)
 
 
 def fields(
