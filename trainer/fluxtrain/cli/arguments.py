@@ -190,12 +190,6 @@ def add_command(
     return parser
 
 
-def described(docstring: str | None) -> str:
-    """Return what a command does, from its module's docstring, which begins with the command line."""
-    sentence = (docstring or "").rpartition("``: ")[2]
-    return sentence[:1].upper() + sentence[1:]
-
-
 def path(text: str) -> Path:
     """Return ``text`` as a path; the type of every path argument."""
     if not text:

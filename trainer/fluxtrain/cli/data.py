@@ -1,4 +1,4 @@
-"""``fluxtrain data check SOURCE``: what a training would make of its pictures, before it starts."""
+"""``fluxtrain data check``, ``data pack`` and ``convert``: pictures and encoded samples before training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fluxtrain.cli.arguments import (
     Commands,
     add_command,
     add_field_help,
-    described,
     load_config,
     path,
     whole_number,
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
     from fluxtrain.data.pictures.inspection import ContactSheet, Inspection, Look
     from fluxtrain.picture_cache.check import PictureCheck
 
-_DATA_CHECK_DOC = """\
-``fluxtrain data check SOURCE``: what a training would make of its pictures, before it starts."""
-
 
 _SIZE = 1024
 
@@ -59,7 +55,11 @@ def add_data(commands: Commands) -> None:
     inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     text = "check all pictures, captions and masks of a run, and draw a contact sheet"
     check = add_command(
-        inner, "check", check_data, help=text, description=described(_DATA_CHECK_DOC)
+        inner,
+        "check",
+        check_data,
+        help=text,
+        description="What a training would make of its pictures, before it starts.",
     )
     add_field_help(check)
     check.epilog = (
@@ -237,15 +237,15 @@ def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str
         yield f"contact sheet: {text}; install one such as {SUGGESTED}"
 
 
-_DATA_PACK_DOC = """\
-``fluxtrain data pack SOURCE OUTPUT``: write pictures with their captions as WebDataset shards."""
-
-
 def add_pack(commands: Commands) -> None:
     """Add the command's parser to ``fluxtrain data``."""
     text = "write pictures and captions of any source as WebDataset shards"
     parser = add_command(
-        commands, "pack", pack_data, help=text, description=described(_DATA_PACK_DOC)
+        commands,
+        "pack",
+        pack_data,
+        help=text,
+        description="Write pictures with their captions as WebDataset shards.",
     )
     add_field_help(parser)
     text = "as spec.run.data.images: a folder, a data set config, shards, Parquet files, or a URL"
@@ -438,15 +438,15 @@ def _counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-_CONVERT_DOC = """\
-``fluxtrain convert SOURCE TARGET --to LAYOUT``: convert encoded samples to another layout."""
-
-
 def add_convert(commands: Commands) -> None:
     """Add the command's parser."""
     text = "convert encoded samples to another layout"
     parser = add_command(
-        commands, "convert", convert_data, help=text, description=described(_CONVERT_DOC)
+        commands,
+        "convert",
+        convert_data,
+        help=text,
+        description="Convert encoded samples to another layout.",
     )
     parser.epilog = (
         "Only the layout shards keeps captions; arrow, parquet and webdataset drop them."

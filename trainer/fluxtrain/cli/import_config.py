@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from fluxtrain.cli.arguments import Commands, add_command, described, path, whole_number
+from fluxtrain.cli.arguments import Commands, add_command, path, whole_number
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
 
@@ -16,7 +16,13 @@ from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "write a FluxTraining for another trainer's options"
-    parser = add_command(commands, "import-config", _action, text, described(__doc__))
+    parser = add_command(
+        commands,
+        "import-config",
+        _action,
+        text,
+        "Write a FluxTraining for the options of another trainer.",
+    )
     parser.set_defaults(takes_overrides=True)
     text = "kohya's TOML or command, ai-toolkit's YAML, or SimpleTuner's config.json, .toml or .env"
     parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)

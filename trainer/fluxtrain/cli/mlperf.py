@@ -1,4 +1,4 @@
-"""``fluxtrain mlperf campaign FILE``: print or apply the runs of a result; ``status`` reports on them."""
+"""``fluxtrain mlperf``: check, review, verify and package logs, and the campaign that makes ten of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from fluxtrain.cli.arguments import Commands, described, path, whole_number
+from fluxtrain.cli.arguments import Commands, path, whole_number
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
 
 if TYPE_CHECKING:
     from fluxtrain.mlperf.chain_verify import Head, Verdict
     from fluxtrain.mlperf.compliance import ToolResult
     from fluxtrain.mlperf.evidence import FailedRun
-
-_MLPERF_CAMPAIGN_DOC = """\
-``fluxtrain mlperf campaign FILE``: print or apply the runs of a result; ``status`` reports on them."""
 
 
 _STATUS = Path("status")
@@ -32,7 +29,9 @@ def add_campaign(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     text = "ten runs from one file, and how far they are"
     parser = subcommands.add_parser(
-        "campaign", help=text, description=described(_MLPERF_CAMPAIGN_DOC)
+        "campaign",
+        help=text,
+        description="Print or apply the runs of a result; ``status`` reports on them.",
     )
     text = "a FluxTraining, as YAML; or the word status"
     parser.add_argument("file", type=path, metavar="FILE|status", help=text)
@@ -95,17 +94,17 @@ def _status(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-_MLPERF_CHECK_DOC = """\
-``fluxtrain mlperf check LOG``: MLCommons' compliance checker, explained, and the rules beyond it."""
-
-
 def add_mlperf(commands: Commands) -> None:
     """Add the command's parser."""
     text = "check an MLPerf log or create a submission"
     parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
-    check = subcommands.add_parser("check", help=text, description=described(_MLPERF_CHECK_DOC))
+    check = subcommands.add_parser(
+        "check",
+        help=text,
+        description="MLCommons' compliance checker, explained, and the rules beyond it.",
+    )
     check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
     add_ruleset(check)
     check.set_defaults(action=check_log)
@@ -131,15 +130,11 @@ def check_log(arguments: argparse.Namespace) -> int:
     return EXIT_OK if result.success and not findings else EXIT_ERROR
 
 
-_MLPERF_PACKAGE_DOC = """\
-``fluxtrain mlperf package RUN ...``: create an MLCommons submission from ten finished runs."""
-
-
 def add_package(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     text = "create and check a submission from ten runs"
     package = subcommands.add_parser(
-        "package", help=text, description=described(_MLPERF_PACKAGE_DOC)
+        "package", help=text, description="Create an MLCommons submission from ten finished runs."
     )
     package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
     text = "a run that failed before its end, and why; its log stays in the record"
@@ -272,14 +267,14 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
     return not findings
 
 
-_MLPERF_REVIEW_DOC = """\
-``fluxtrain mlperf review PATH ...``: the rules of the benchmark that MLCommons' tools do not check."""
-
-
 def add_review(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     text = "review logs, runs or a package by the rules' text"
-    review = subcommands.add_parser("review", help=text, description=described(_MLPERF_REVIEW_DOC))
+    review = subcommands.add_parser(
+        "review",
+        help=text,
+        description="The rules of the benchmark that MLCommons' tools do not check.",
+    )
     text = "log, output folder of a run, or folder of a package; several runs are one result"
     review.add_argument("paths", type=path, nargs="+", metavar="PATH", help=text)
     add_ruleset(review)
@@ -313,14 +308,14 @@ def review_results(arguments: argparse.Namespace) -> int:
     return EXIT_ERROR if findings else EXIT_OK
 
 
-_MLPERF_VERIFY_DOC = """\
-``fluxtrain mlperf verify RUN|LOG``: whether a log is what the run wrote, by the chain beside it."""
-
-
 def add_verify(subcommands: Commands) -> None:
     """Add the command's parser to ``fluxtrain mlperf``."""
     text = "verify a log by its chain of hashes"
-    verify = subcommands.add_parser("verify", help=text, description=described(_MLPERF_VERIFY_DOC))
+    verify = subcommands.add_parser(
+        "verify",
+        help=text,
+        description="Whether a log is what the run wrote, by the chain beside it.",
+    )
     text = "output folder of a run, or its log with the chain beside it"
     verify.add_argument("run", type=path, metavar="RUN|LOG", help=text)
     text = "the job with its status, which has the heads that the operator saw; YAML or JSON"

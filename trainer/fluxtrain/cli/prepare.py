@@ -7,14 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import Commands, add_command, add_paths, described, path
+from fluxtrain.cli.arguments import Commands, add_command, add_paths, path
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from fluxtrain.prepare.encoders import Place
-
-_PREPARE_DOC = """\
-``fluxtrain prepare``: download and prepare data sets."""
 
 
 Parser = argparse.ArgumentParser
@@ -24,7 +21,7 @@ def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "download or prepare a data set"
     parser = commands.add_parser(
-        "prepare", allow_abbrev=False, help=text, description=described(_PREPARE_DOC)
+        "prepare", allow_abbrev=False, help=text, description="Download and prepare data sets."
     )
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)

@@ -1,4 +1,4 @@
-"""``fluxtrain run FILE``: run a task on this machine, such as training; the same command resumes it."""
+"""``fluxtrain run`` and ``plan``: a job on this machine, and its memory, time and disk space beforehand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from fluxtrain.cli.arguments import (
     add_command,
     add_file,
     add_paths,
-    described,
     load_config,
     number,
     path,
@@ -48,14 +47,18 @@ from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
-_RUN_DOC = """\
-``fluxtrain run FILE``: run a task on this machine, such as training; the same command resumes it."""
 
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "train from a FluxTraining file"
-    parser = add_command(commands, "run", action, help=text, description=described(_RUN_DOC))
+    parser = add_command(
+        commands,
+        "run",
+        action,
+        help=text,
+        description="Run a task on this machine, such as training; the same command resumes it.",
+    )
     add_file(parser)
     add_paths(parser)
     text = "folder of the run (default: $LOGDIR/NAME, else runs/NAME)"
@@ -297,14 +300,16 @@ def _check_result(log: Path) -> str:
     return f"not accepted under ruleset {ruleset}: {reason}"
 
 
-_PLAN_DOC = """\
-``fluxtrain plan FILE``: estimate the memory, FLOPs, time and disk space of a job."""
-
-
 def add_plan(commands: Commands) -> None:
     """Add the command's parser."""
     text = "estimate memory, FLOPs, time and disk space"
-    parser = add_command(commands, "plan", print_plan, help=text, description=described(_PLAN_DOC))
+    parser = add_command(
+        commands,
+        "plan",
+        print_plan,
+        help=text,
+        description="Estimate the memory, FLOPs, time and disk space of a job.",
+    )
     add_file(parser)
     text = "root of relative paths, where pictures are counted (default: as of fluxtrain run)"
     parser.add_argument("--data", type=path, help=text)

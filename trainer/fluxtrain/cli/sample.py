@@ -14,7 +14,6 @@ from fluxtrain.cli.arguments import (
     add_output,
     add_paths,
     added_adapters,
-    described,
     path,
     require_processes,
     run_task,
@@ -35,7 +34,13 @@ _OF_THE_RUN = {
 def add(commands: Commands) -> None:
     """Add the command's parser."""
     text = "generate images of prompts"
-    parser = add_command(commands, "sample", action, help=text, description=described(__doc__))
+    parser = add_command(
+        commands,
+        "sample",
+        action,
+        help=text,
+        description="Generate images of prompts with a run's or published weights.",
+    )
     text = "run, checkpoint, weights file or diffusers folder"
     parser.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     text = "prompt of an image; may be repeated"

@@ -292,7 +292,10 @@ def parse(name: str, text: str, base: str) -> list[Entry]:
         entries[path] = Entry(path, _join(base, path), match[1].lower())
     if not entries:
         raise DataError(f"{name}: lists no files")
-    _require_no_nesting(name, entries)
+    for path in entries:
+        for parent in PurePosixPath(path).parents:
+            if str(parent) in entries:
+                raise DataError(f"{name}: {quoted(str(parent))} is both a file and a folder")
     return list(entries.values())
 
 
@@ -340,13 +343,6 @@ def _join(base: str, path: str) -> str:
 def _require_no_downgrade(given: str, base: str) -> None:
     if given.startswith("https:") and urlsplit(base).scheme != "https":
         raise DataError(f"{given}: came over https and redirects to {quoted(base)}")
-
-
-def _require_no_nesting(name: str, entries: dict[str, Entry]) -> None:
-    for path in entries:
-        for parent in PurePosixPath(path).parents:
-            if str(parent) in entries:
-                raise DataError(f"{name}: {quoted(str(parent))} is both a file and a folder")
 
 
 Value = TypeVar("Value")

@@ -243,7 +243,13 @@ def open_staging_dir(output: Path, settings: Settings, force: bool = False) -> I
             _empty(path)
             write_json(path / _SETTINGS, settings)
         staging = StagingDir(output, path)
-        _remove_scratch(staging)
+        staging.work.mkdir(exist_ok=True)
+        # what a killed process has left: its folders, and unfinished indices of tars
+        for path in staging.work.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+        for path in staging.path.glob(UNFINISHED_SIDECARS):
+            path.unlink(missing_ok=True)
         yield staging
 
 
@@ -294,16 +300,6 @@ def _has_entries(output: Path) -> bool:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-
-
-def _remove_scratch(staging: StagingDir) -> None:
-    """Create the work folder; remove a killed process's folders in it and its unfinished tar indices."""
-    staging.work.mkdir(exist_ok=True)
-    for path in staging.work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-    for path in staging.path.glob(UNFINISHED_SIDECARS):
-        path.unlink(missing_ok=True)
 
 
 def _remove_work(output: Path) -> None:

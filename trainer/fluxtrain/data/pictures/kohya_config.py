@@ -273,7 +273,14 @@ def read_dataset_config(path: Path, data: DataConfig, data_root: Path) -> list[S
             found.append(_subset(path, place, {**shared, **own}, data, data_root))
     if all(subset.is_reg for subset in found):
         raise ConfigError(f"{path}: datasets", "is_reg in all subsets", "one must be trained")
-    return _with_different_labels(found)
+    # of those that have the same folder, the second has a label with #2, and so on
+    seen, labelled = Counter[str](), list[Subset]()
+    for subset in found:
+        seen[subset.label] += 1
+        number = seen[subset.label]
+        label = subset.label if number == 1 else f"{subset.label[:-1]}#{number}/"
+        labelled.append(replace(subset, label=label))
+    return labelled
 
 
 def own_sizes(path: Path) -> dict[str, Any]:
@@ -301,17 +308,6 @@ def _every_table(content: Options, path: Path) -> list[Options]:
         (table, each) for table, found in listed if isinstance(found, list) for each in found
     ]
     return [*tables, *({**table, **each} for table, each in subsets if isinstance(each, dict))]
-
-
-def _with_different_labels(subsets: list[Subset]) -> list[Subset]:
-    """Return ``subsets``; of those that have the same folder, the second has a label with #2, and so on."""
-    seen, labelled = Counter[str](), list[Subset]()
-    for subset in subsets:
-        seen[subset.label] += 1
-        number = seen[subset.label]
-        label = subset.label if number == 1 else f"{subset.label[:-1]}#{number}/"
-        labelled.append(replace(subset, label=label))
-    return labelled
 
 
 def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: Path) -> Subset:
