@@ -14,7 +14,7 @@ from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
-from fluxtrain.imports.table import Fate, Option
+from fluxtrain.imports.table import Disposition, Option
 from fluxtrain.imports.variables import VARIABLES as GUIDE_VARIABLES
 from fluxtrain_operator.generate.crd import (
     Schema,
@@ -160,7 +160,7 @@ def coming_from_page() -> str:
         options=_table({f"--{name}": _page_text(row) for name, row in OPTIONS.items()}),
         read=_table(READ_VARIABLES),
         refused=_table({name: _page_text(row) for name, row in VARIABLES.items()}),
-        guide=_table({name: _fate(row.meaning) for name, row in GUIDE_VARIABLES.items()}),
+        guide=_table({name: _described(row.meaning) for name, row in GUIDE_VARIABLES.items()}),
         kohya=_grouped(KOHYA.options),
         ai_toolkit=_grouped(AI_TOOLKIT.options),
         simpletuner=_grouped(SIMPLETUNER.options),
@@ -259,14 +259,14 @@ def _grouped(options: Mapping[str, Option]) -> str:
     """Return the table of ``options``, with one row for those of the same meaning."""
     names: dict[str, list[str]] = {}
     for name, option in options.items():
-        names.setdefault(_fate(option), []).append(name)
+        names.setdefault(_described(option), []).append(name)
     return _table({"`, `".join(those): text for text, those in names.items()})
 
 
-def _fate(option: Option) -> str:
+def _described(option: Option) -> str:
     fields = ", ".join(f"`{path}`" for path in option.fields)
     default = option.default
     unset = f"{default} there if it is not given" if option.fields and default is not None else ""
-    fate = "" if option.fate is Fate.WRITTEN else option.fate.value
-    what = ": ".join(part for part in (fields or fate, option.note) if part)
+    other = "" if option.disposition is Disposition.WRITTEN else option.disposition.value
+    what = ": ".join(part for part in (fields or other, option.note) if part)
     return "; ".join(part for part in (what, unset) if part)

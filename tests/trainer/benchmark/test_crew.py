@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fluxtrain.benchmark import results
-from fluxtrain.benchmark.results import Crew, Status, Trial, TrialProcess
+from fluxtrain.benchmark.results import Status, Trial, TrialProcess, TrialRunner
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.run.setting import Setting
@@ -132,7 +132,7 @@ def test_a_rank_whose_peer_fails_kills_its_own_process(
         "time.sleep(600)"
     )
     world = TwoRanks(0, 0, 1, World.alone().device)
-    outcome = Crew(CONFIG, paths(tmp_path), world, endpoint).run(TRIAL)
+    outcome = TrialRunner(CONFIG, paths(tmp_path), world, endpoint).run(TRIAL)
     assert (outcome.status, outcome.reason, outcome.records) == (peer, "", [])
     with suppress(FileNotFoundError), pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGCONT)

@@ -9,10 +9,10 @@ from tests.trainer.fetch.servers import COMMIT, FileServer
 
 from fluxtrain.errors import ConfigError, FluxtrainError
 from fluxtrain.fetch.http import DownloadError
-from fluxtrain.fetch.source import Patience, Source, fetch_source, list_source
+from fluxtrain.fetch.source import RetryPolicy, Source, fetch_source, list_source
 
 FIELD = "spec.run.data.images"
-PATIENCE = Patience(attempts=3, backoff=0.01)
+PATIENCE = RetryPolicy(attempts=3, backoff=0.01)
 FILES = {
     "a.png": b"a" * 1000,
     "below/b.png": b"b" * 3_000_000,
@@ -29,8 +29,8 @@ def fill(server: FileServer, prefix: str) -> None:
     server.files |= {f"{prefix}/{name}": content for name, content in FILES.items()}
 
 
-def fetched(source: Source, folder: Path, patience: Patience = PATIENCE) -> dict[str, bytes]:
-    fetch_source(source, folder, 4, patience, lambda count: None)
+def fetched(source: Source, folder: Path, policy: RetryPolicy = PATIENCE) -> dict[str, bytes]:
+    fetch_source(source, folder, 4, policy, lambda count: None)
     paths = [path for path in folder.rglob("*") if path.is_file()]
     assert all(path.stat().st_mtime_ns == 0 for path in paths)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

@@ -18,7 +18,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.ai_toolkit_values import flat
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.table import Fate, Imported
+from fluxtrain.imports.table import Disposition, Imported
 
 FIELDS = {field.path for field in iter_fields(RunConfig)}
 
@@ -65,9 +65,9 @@ def test_a_lora_of_schnell_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.data.buckets.resolutions, config.data.buckets.upscale) == ([512, 768], False)
     assert config.optim.learning_rate == 1e-4, "the preset's: its own is meant for automagic"
     assert (config.schedule.steps, config.schedule.global_batch_size) == (600, 1)
-    missing = {line.option for line in found.lines[Fate.MISSING]}
+    missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert missing >= {"train.optimizer", "train.lr", "datasets[1]"}
-    assert [line.option for line in found.lines[Fate.UNKNOWN]] == ["train.made_up"]
+    assert [line.option for line in found.lines[Disposition.UNKNOWN]] == ["train.made_up"]
 
 
 def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path
     assert data.buckets.resolutions == [512, 768, 1024]
     assert config.sampling.prompts == ["enpn, a red heart", "a green leaf"]
     assert config.sampling.at_start
-    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    missing = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     assert missing.keys() == {
         *("datasets[1]", "datasets.is_reg", "datasets.mask_min_value"),
         *("sample.height", "sample.seed", "sample.samples.seed", "sample.samples.width"),
@@ -96,8 +96,8 @@ def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_file(tmp_path: Path
         *("meta.name", "meta.version"),
     }
     assert missing["sample.height"].endswith("have --h 768")
-    assert "network.dropout" in {line.option for line in found.lines[Fate.INERT]}
-    assert not found.lines[Fate.UNKNOWN]
+    assert "network.dropout" in {line.option for line in found.lines[Disposition.IGNORED]}
+    assert not found.lines[Disposition.UNKNOWN]
 
 
 LORA = {"type": "lora", "linear": 8}
@@ -173,7 +173,7 @@ def test_an_option_without_a_counterpart_is_named(
     tmp_path: Path, section: str, options: dict[str, object], name: str
 ) -> None:
     document = job(**{section: [options] if section == "datasets" else options})
-    missing = {line.option for line in imported(tmp_path, document).lines[Fate.MISSING]}
+    missing = {line.option for line in imported(tmp_path, document).lines[Disposition.MISSING]}
     assert name in missing
 
 

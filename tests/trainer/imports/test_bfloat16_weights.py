@@ -8,7 +8,7 @@ import pytest
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.table import Fate
+from fluxtrain.imports.table import Disposition
 
 KOHYA = 'pretrained_model_name_or_path = "flux1-dev.safetensors"\n'
 FULL_BF16 = KOHYA + "full_bf16 = true\n"
@@ -49,7 +49,7 @@ def test_weights_are_in_bfloat16_where_they_are_there(
     file.write_text(text)
     found = import_file(file, {}, 1)
     assert found.config.precision.weights == weights
-    unknown = {line.option for line in found.lines[Fate.UNKNOWN]}
+    unknown = {line.option for line in found.lines[Disposition.UNKNOWN]}
     assert not unknown & {"full_bf16", "train.dtype", "optimizer"}
 
 

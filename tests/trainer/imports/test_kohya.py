@@ -18,7 +18,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.imports.files import import_file
 from fluxtrain.imports.kohya import KOHYA
-from fluxtrain.imports.table import Fate, Imported
+from fluxtrain.imports.table import Disposition, Imported
 
 FIELDS = {field.path for field in iter_fields(RunConfig)}
 
@@ -99,16 +99,21 @@ def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
     entries = {name.partition(".")[0] for name in named if "." in name}
     assert sorted({*named} - {n for n in named if "." in n}) == sorted(given - entries)
     assert len(named) == len(set(named))
-    assert all(line.values for line in found.lines[Fate.WRITTEN])
-    assert all(line.note for fate in Fate if fate is not Fate.WRITTEN for line in found.lines[fate])
+    assert all(line.values for line in found.lines[Disposition.WRITTEN])
+    assert all(
+        line.note
+        for disposition in Disposition
+        if disposition is not Disposition.WRITTEN
+        for line in found.lines[disposition]
+    )
 
 
 def test_options_that_do_nothing_or_are_unknown_are_told_apart(tmp_path: Path) -> None:
     lines = imported(tmp_path, kohya_files.LORA, samples=400).lines
-    inert = {line.option for line in lines[Fate.INERT]}
+    inert = {line.option for line in lines[Disposition.IGNORED]}
     assert inert >= {"noise_offset", "min_snr_gamma", "lr_scheduler_num_cycles"}
-    assert "fp8_base" in {line.option for line in lines[Fate.WRITTEN]}
-    assert [line.option for line in lines[Fate.UNKNOWN]] == ["flux_magic"]
+    assert "fp8_base" in {line.option for line in lines[Disposition.WRITTEN]}
+    assert [line.option for line in lines[Disposition.UNKNOWN]] == ["flux_magic"]
 
 
 def test_the_file_resolves_to_the_same_and_hides_no_option(
@@ -141,7 +146,7 @@ def test_fields_of_the_command_line_win(tmp_path: Path, capsys: pytest.CaptureFi
 def test_intervals_in_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
     found = imported(tmp_path, kohya_files.LORA)
     assert found.config.schedule.epochs == 20
-    notes = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    notes = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     for name in ("save_every_n_epochs", "lr_warmup_steps"):
         assert "--epoch-samples" in notes[name]
 
@@ -149,7 +154,7 @@ def test_intervals_in_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
 def test_an_optimizer_that_is_not_here_keeps_its_learning_rate_to_itself(tmp_path: Path) -> None:
     text = 'network_module = "networks.lora_flux"\noptimizer_type = "DAdaptAdam"\nlearning_rate = 1.0\n'
     found = imported(tmp_path, text)
-    missing = {line.option for line in found.lines[Fate.MISSING]}
+    missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert {"optimizer_type", "learning_rate"} <= missing
     assert found.config.optim.learning_rate == 1e-4, "the preset's"
 
@@ -200,14 +205,14 @@ def test_sigma_without_a_shift_is_the_draw_of_the_weighting_scheme(
 
 
 def test_sigma_with_a_shift_has_no_counterpart(tmp_path: Path) -> None:
-    missing = imported(tmp_path, "full_bf16 = false").lines[Fate.MISSING]
+    missing = imported(tmp_path, "full_bf16 = false").lines[Disposition.MISSING]
     assert ("timestep_sampling", "sigma") in {(line.option, str(line.value)) for line in missing}
 
 
 @pytest.mark.parametrize("prompts", ["", 'sample_prompts = "prompts.toml"\n'])
 def test_images_need_a_text_file_of_prompts(tmp_path: Path, prompts: str) -> None:
     found = imported(tmp_path, f"{prompts}sample_every_n_steps = 5")
-    assert "sample_every_n_steps" in {line.option for line in found.lines[Fate.MISSING]}
+    assert "sample_every_n_steps" in {line.option for line in found.lines[Disposition.MISSING]}
     assert found.config.sampling.every_steps == 0
 
 
@@ -241,7 +246,7 @@ def test_an_optimizer_has_the_settings_of_its_package(
 def test_an_optimizer_with_other_settings_has_no_counterpart(tmp_path: Path, options: str) -> None:
     found = imported(tmp_path, options)
     assert found.config.optim.name == "adamw"
-    notes = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    notes = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     assert "only with optimizer_args" in notes["optimizer_type"]
     assert "learning_rate" in notes
 
@@ -289,7 +294,7 @@ def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) 
         tag_dropout=0.1,
         separator=";",
     )
-    missing = imported(tmp_path, text).lines[Fate.MISSING]
+    missing = imported(tmp_path, text).lines[Disposition.MISSING]
     assert {"flip_aug", "random_crop", "shuffle_caption"} <= {line.option for line in missing}
     masks = "alpha_mask = true\nprior_loss_weight = 0.5\n"
     data = imported(tmp_path, f"dataset_config = 'd.toml'\n{masks}").config.data
@@ -299,7 +304,7 @@ def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) 
 
 
 def test_repeats_of_no_images_have_no_counterpart(tmp_path: Path) -> None:
-    missing = imported(tmp_path, "dataset_repeats = 3").lines[Fate.MISSING]
+    missing = imported(tmp_path, "dataset_repeats = 3").lines[Disposition.MISSING]
     assert "dataset_repeats" in {line.option for line in missing}
 
 
@@ -322,7 +327,7 @@ def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
      'network_module = "networks.lora_flux"\nnetwork_args = ["factor=8"]'],
 )  # fmt: skip
 def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path, options: str) -> None:
-    missing = {line.option for line in imported(tmp_path, options).lines[Fate.MISSING]}
+    missing = {line.option for line in imported(tmp_path, options).lines[Disposition.MISSING]}
     assert missing & {"network_module", "network_args.factor"}
 
 
@@ -338,7 +343,7 @@ def test_older_options_choose_an_optimizer(tmp_path: Path, options: str, name: s
 def test_options_of_a_lora_are_named_beside_lokr(tmp_path: Path) -> None:
     arguments = '["algo=lokr", "rank_dropout=0.1", "split_qkv=True", "loraplus_lr_ratio=4"]'
     text = f'network_module = "lycoris.kohya"\nnetwork_args = {arguments}\nnetwork_dropout = 0.1\n'
-    missing = {line.option for line in imported(tmp_path, text).lines[Fate.MISSING]}
+    missing = {line.option for line in imported(tmp_path, text).lines[Disposition.MISSING]}
     names = ("rank_dropout", "split_qkv", "loraplus_lr_ratio")
     assert {"network_dropout", *(f"network_args.{name}" for name in names)} <= missing
 
@@ -352,4 +357,4 @@ def test_swapped_blocks_are_offloaded(tmp_path: Path, count: int, expected: int)
 def test_blocks_that_are_trained_are_not_offloaded(tmp_path: Path) -> None:
     found = imported(tmp_path, kohya_files.FINE_TUNING)
     assert found.config.parallel.offload_blocks == 0
-    assert "blocks_to_swap" in {line.option for line in found.lines[Fate.MISSING]}
+    assert "blocks_to_swap" in {line.option for line in found.lines[Disposition.MISSING]}

@@ -8,7 +8,7 @@ import pytest
 
 from fluxtrain.contract.run.adapter import ClipAdapterConfig
 from fluxtrain.imports.kohya import KOHYA
-from fluxtrain.imports.table import Fate, Imported, Reading, import_options
+from fluxtrain.imports.table import Disposition, Imported, Reading, import_options
 from fluxtrain.imports.variables import import_variables
 from fluxtrain.model.layers import adapted_layers, is_clip
 
@@ -84,7 +84,7 @@ def test_matrices_b_of_clip_learn_as_sd_scripts_lets_them(
     assert adapter is not None
     assert adapter.clip is None
     assert adapter.rates.up == up
-    inert = {line.option for line in found.lines[Fate.INERT]}
+    inert = {line.option for line in found.lines[Disposition.IGNORED]}
     assert (_RATIO in inert) == ("text_encoder" in ratios)
 
 
@@ -127,7 +127,7 @@ def test_what_has_no_counterpart_is_said(changes: dict[str, Any], option: str, s
     found = imported(changes)
     assert found.config.adapter is not None
     assert found.config.adapter.clip is None
-    lines = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    lines = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     assert says in lines[option]
 
 

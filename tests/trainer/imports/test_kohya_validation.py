@@ -8,7 +8,7 @@ import pytest
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.table import Fate, Imported
+from fluxtrain.imports.table import Disposition, Imported
 
 FILE = """
 network_module = "networks.lora_flux"
@@ -30,8 +30,8 @@ def every(found: Imported) -> int:
     return found.config.evaluation.every_samples
 
 
-def note(found: Imported, fate: Fate, option: str) -> str:
-    [line] = [line for line in found.lines[fate] if line.option == option]
+def note(found: Imported, disposition: Disposition, option: str) -> str:
+    [line] = [line for line in found.lines[disposition] if line.option == option]
     return line.note
 
 
@@ -75,11 +75,11 @@ def test_pictures_that_are_held_out_do_not_count_in_epochs(
 
 def test_an_interval_that_is_not_known_is_told(tmp_path: Path) -> None:
     found = imported(tmp_path, FILE + SPLIT)
-    text = note(found, Fate.MISSING, "validate_every_n_epochs")
+    text = note(found, Disposition.MISSING, "validate_every_n_epochs")
     assert "give --epoch-samples" in text
     assert "--evaluation.every_samples" in text
     both = FILE + SPLIT + "validate_every_n_steps = 50\nvalidate_every_n_epochs = 3"
-    text = note(imported(tmp_path, both), Fate.MISSING, "validate_every_n_epochs")
+    text = note(imported(tmp_path, both), Disposition.MISSING, "validate_every_n_epochs")
     assert text.startswith("evaluations have one interval: validate_every_n_steps")
 
 
@@ -91,7 +91,7 @@ def test_without_a_split_the_options_do_nothing_there_either(tmp_path: Path, spl
     )
     found = imported(tmp_path, FILE + split + options, samples=100)
     assert every(found) == 0
-    inert = {line.option for line in found.lines[Fate.INERT]}
+    inert = {line.option for line in found.lines[Disposition.IGNORED]}
     assert inert >= {line.partition(" ")[0] for line in options.splitlines()}
     quiet = imported(tmp_path, FILE + split, samples=100)
     named = [line.option for lines in quiet.lines.values() for line in lines]
@@ -100,10 +100,10 @@ def test_without_a_split_the_options_do_nothing_there_either(tmp_path: Path, spl
 
 def test_a_seed_of_its_own_and_a_part_of_the_pictures_have_no_counterpart(tmp_path: Path) -> None:
     found = imported(tmp_path, FILE + SPLIT + "validation_seed = 7\nmax_validation_steps = 2\n")
-    assert "the seed of the run" in note(found, Fate.MISSING, "validation_seed")
-    assert "a smaller validation_split" in note(found, Fate.MISSING, "max_validation_steps")
+    assert "the seed of the run" in note(found, Disposition.MISSING, "validation_seed")
+    assert "a smaller validation_split" in note(found, Disposition.MISSING, "max_validation_steps")
     same = imported(tmp_path, FILE + SPLIT + "validation_seed = 5\n")
-    assert note(same, Fate.AUTOMATIC, "validation_seed") == "is the seed of the run"
+    assert note(same, Disposition.AUTOMATIC, "validation_seed") == "is the seed of the run"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_seed_of_its_own_and_a_part_of_the_pictures_have_no_counterpart(tmp_pa
 )
 def test_zero_asks_for_none_and_other_values_are_refused(tmp_path: Path, option: str) -> None:
     zero = imported(tmp_path, f"{FILE}{SPLIT}{option} = 0\n", samples=100)
-    assert note(zero, Fate.INERT, option) == "0 asks for none"
+    assert note(zero, Disposition.IGNORED, option) == "0 asks for none"
     for value in ("-1", "1.5", "true", '"often"', "[2]"):
         with pytest.raises(ConfigError, match=rf"{option}: got .*must be a (whole )?number"):
             imported(tmp_path, f"{FILE}{SPLIT}{option} = {value}\n")

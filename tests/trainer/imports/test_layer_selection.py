@@ -13,7 +13,7 @@ from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.imports.common import selection
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.table import Fate, NoCounterpartError
+from fluxtrain.imports.table import Disposition, NoCounterpartError
 from fluxtrain.model.layers import adapted_layers, linear_layers
 
 FLUX = ModelConfig()
@@ -91,4 +91,4 @@ def test_the_options_of_ai_toolkit_select_layers_together(tmp_path: Path) -> Non
         "all",
         ["linear2"],
     )
-    assert not any("contains" in line.option for line in found.lines[Fate.MISSING])
+    assert not any("contains" in line.option for line in found.lines[Disposition.MISSING])

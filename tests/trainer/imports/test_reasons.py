@@ -15,7 +15,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
-from fluxtrain.imports.table import Fate, Trainer
+from fluxtrain.imports.table import Disposition, Trainer
 from fluxtrain.imports.variables import GUIDE
 
 
@@ -100,7 +100,7 @@ DENIALS: Mapping[str, str] = {
 
 def reasons(trainer: Trainer) -> Iterator[str]:
     """Yield the reasons of the options of ``trainer`` that have no counterpart."""
-    return (row.note for row in trainer.options.values() if row.fate is Fate.MISSING)
+    return (row.note for row in trainer.options.values() if row.disposition is Disposition.MISSING)
 
 
 def named_fields(text: str) -> list[str]:

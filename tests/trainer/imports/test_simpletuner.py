@@ -15,7 +15,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.imports.files import import_file
 from fluxtrain.imports.simpletuner import SIMPLETUNER
-from fluxtrain.imports.table import Fate, Imported
+from fluxtrain.imports.table import Disposition, Imported
 
 FIELDS = {field.path for field in iter_fields(RunConfig)}
 
@@ -84,7 +84,7 @@ def test_a_full_training_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.schedule.steps, config.schedule.global_batch_size) == (500, 4)
     assert (config.data.image_size, config.sampling.every_steps) == (1024, 0)
     assert (config.optim.name, config.optim.learning_rate) == ("lion", 1e-6)
-    assert "lora_rank" in {line.option for line in found.lines[Fate.INERT]}
+    assert "lora_rank" in {line.option for line in found.lines[Disposition.IGNORED]}
 
 
 @pytest.mark.parametrize("text", [simpletuner_files.LORA, simpletuner_files.FULL])
@@ -100,7 +100,7 @@ def test_every_option_is_named_once(tmp_path: Path, text: str) -> None:
 
 def test_images_need_a_prompt(tmp_path: Path) -> None:
     found = imported(tmp_path, '{"model_family": "flux", "validation_steps": 5}')
-    assert "validation_step_interval" in {line.option for line in found.lines[Fate.MISSING]}
+    assert "validation_step_interval" in {line.option for line in found.lines[Disposition.MISSING]}
     assert found.config.sampling.every_steps == 0
 
 
@@ -122,14 +122,14 @@ def test_images_every_few_epochs_need_the_number_of_samples(
     }
     found = imported(tmp_path, json.dumps(options), samples=samples)
     assert found.config.sampling.every_steps == expected
-    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    missing = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     assert note in missing.get("validation_epoch_interval", "")
     assert bool(note) == ("validation_epoch_interval" in missing)
 
 
 def test_clipping_by_value_has_no_counterpart(tmp_path: Path) -> None:
     found = imported(tmp_path, '{"model_family": "flux", "max_grad_norm": 0.5}')
-    missing = {line.option: line.note for line in found.lines[Fate.MISSING]}
+    missing = {line.option: line.note for line in found.lines[Disposition.MISSING]}
     assert "grad_clip_method=norm" in missing["max_grad_norm"]
     assert found.config.optim.max_grad_norm == 1.0, "the preset's"
 
@@ -153,5 +153,5 @@ def test_every_field_of_the_table_exists() -> None:
 
 
 def test_dropout_of_adapters_that_is_on_by_default_is_named(tmp_path: Path) -> None:
-    missing = imported(tmp_path, '{"model_family": "flux"}').lines[Fate.MISSING]
+    missing = imported(tmp_path, '{"model_family": "flux"}').lines[Disposition.MISSING]
     assert ("lora_dropout", 0.1, False) in {(it.option, it.value, it.is_given) for it in missing}

@@ -13,7 +13,7 @@ from fluxtrain.contract.run.config import value_at
 from fluxtrain.contract.run.data import VariantsConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.table import Fate, Imported
+from fluxtrain.imports.table import Disposition, Imported
 
 BASE = {"model_family": "flux", "data_backend_config": "backends.json"}
 
@@ -60,14 +60,14 @@ def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_files(tmp_path: Pat
     assert data.buckets is not None
     assert (data.buckets.resolutions, data.buckets.step) == ([512, 1024], 32)
     assert (data.image_size, config.schedule.epochs) == (1024, 20)
-    missing = {line.option for line in found.lines[Fate.MISSING]}
+    missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert missing == {
         *("backends", "backend.is_regularisation_data"),
         *("validation_resolution", "validation_seed", "validation_negative_prompt"),
     }
-    inert = {line.option for line in found.lines[Fate.INERT]}
+    inert = {line.option for line in found.lines[Disposition.IGNORED]}
     assert inert >= {"resolution", "lora_rank", "lycoris.linear_alpha", "masked_loss_probability"}
-    assert not found.lines[Fate.UNKNOWN]
+    assert not found.lines[Disposition.UNKNOWN]
 
 
 def test_the_written_file_can_be_planned(
@@ -128,7 +128,7 @@ def test_an_option_of_a_backend_without_a_counterpart_is_named(
     tmp_path: Path, options: dict[str, object], name: str
 ) -> None:
     found = imported(tmp_path, [{**LOCAL, **options}])
-    assert name in {line.option for line in found.lines[Fate.MISSING]}
+    assert name in {line.option for line in found.lines[Disposition.MISSING]}
 
 
 LYCORIS = {"lora_type": "lycoris", "lycoris_config": "lycoris.json"}
@@ -153,14 +153,14 @@ def test_an_option_of_lycoris_is_that_field(
 def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path) -> None:
     algorithm = {"algo": "loha", "linear_dim": 8, "factor": 4}
     found = imported(tmp_path, [LOCAL], algorithm, **LYCORIS)
-    missing = {line.option for line in found.lines[Fate.MISSING]}
+    missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert missing >= {"lora_type", "lycoris.linear_dim", "lycoris.factor"}
     assert found.config.adapter is not None
     assert found.config.adapter.kind == "lora"
 
 
 def test_files_that_are_not_found_are_named(tmp_path: Path) -> None:
-    missing = {line.option: line.note for line in imported(tmp_path).lines[Fate.MISSING]}
+    missing = {line.option: line.note for line in imported(tmp_path).lines[Disposition.MISSING]}
     assert "data.images" in missing["data_backend_config"]
     with pytest.raises(ConfigError, match=r"lycoris_config: got 'lycoris.json'; .* was not found"):
         imported(tmp_path, **LYCORIS)

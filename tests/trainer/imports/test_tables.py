@@ -10,7 +10,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
-from fluxtrain.imports.table import Fate, NoCounterpartError, Reading, Trainer
+from fluxtrain.imports.table import Disposition, NoCounterpartError, Reading, Trainer
 from fluxtrain.imports.variables import GUIDE
 
 VALUES: list[object] = [
@@ -58,5 +58,5 @@ def test_every_value_of_every_option_gives_fields_or_a_reason(trainer: Trainer) 
 @pytest.mark.parametrize("trainer", [KOHYA, AI_TOOLKIT, SIMPLETUNER], ids=lambda it: it.name)
 def test_every_row_that_is_not_written_has_its_reason(trainer: Trainer) -> None:
     for name, row in trainer.options.items():
-        assert (row.convert is None) == (row.fate is not Fate.WRITTEN), name
+        assert (row.convert is None) == (row.disposition is not Disposition.WRITTEN), name
         assert row.note or row.fields, name

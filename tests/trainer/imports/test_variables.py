@@ -12,7 +12,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.run.optim import STATE_VALUES, OptimizerName
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from fluxtrain.imports.table import Fate
+from fluxtrain.imports.table import Disposition
 from fluxtrain.imports.variables import VARIABLES, import_variables, refuse_different
 
 ADAMW = {"PARAMS_OPTIMIZER_TYPE": "AdamW", "PARAMS_LEARNING_RATE": "3e-4"}
@@ -68,7 +68,7 @@ def test_a_variable_that_the_guide_does_not_have_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["PARAMS_NOISE_OFFSET", "PARAMS_NUM_CYCLES"])
 def test_what_does_nothing_in_sd_scripts_says_so(name: str) -> None:
-    lines = import_variables({name: "3"}, {}).lines[Fate.INERT]
+    lines = import_variables({name: "3"}, {}).lines[Disposition.IGNORED]
     assert f"${name}" in {line.option for line in lines if line.is_given and line.note}
 
 

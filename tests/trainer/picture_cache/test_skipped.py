@@ -26,7 +26,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.errors import DataError
 from fluxtrain.parallel.distributed import World
-from fluxtrain.picture_cache.work import nothing_left
+from fluxtrain.picture_cache.work import no_usable_images
 
 COUNT = 10
 
@@ -184,7 +184,7 @@ def test_rank_0_alone_names_them(paths: RunPaths, size: int) -> None:
 
 
 def test_names_that_cannot_be_printed_stay_on_one_line() -> None:
-    error = nothing_left({"a\n:::MLLOG.png": "no\x1bpicture", "\udcff.png": "x"})
+    error = no_usable_images({"a\n:::MLLOG.png": "no\x1bpicture", "\udcff.png": "x"})
     assert (
         str(error).splitlines()[0].endswith("a\\n:::MLLOG.png: no\\x1bpicture".replace(":::", ""))
     )

@@ -37,7 +37,7 @@ from fluxtrain.adapter.names import (
     DIFFUSERS,
     KOHYA,
     ONETRAINER,
-    Place,
+    LayerName,
     bfl_key,
     diffusers_key,
     find,
@@ -53,8 +53,8 @@ from fluxtrain.adapter.updates import (
     Adapter,
     AnyUpdate,
     Magnitude,
-    Piece,
     Product,
+    RowBlock,
     Update,
     is_dora,
     low_rank,
@@ -128,7 +128,7 @@ def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str,
                 yield f"{diffusers_key(name)}.lora_magnitude_vector", piece.magnitude.values
 
 
-def _scales(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+def _scales(name: str, piece: RowBlock) -> Iterator[tuple[str, Tensor]]:
     if piece.magnitude is not None:
         yield f"{name}.dora_scale", piece.magnitude.values[:, None]
 
@@ -159,12 +159,12 @@ def _of_product(layer: str, update: Product, layout: Layout) -> Iterator[tuple[s
     yield f"{name}.alpha", torch.tensor(update.alpha, dtype=torch.float32)
 
 
-def _in_peft(name: str, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+def _in_peft(name: str, piece: RowBlock) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.lora_A.weight", piece.down
     yield f"{name}.lora_B.weight", piece.folded().up
 
 
-def parts_of(layer: str, update: Update) -> Iterator[tuple[str, Piece]]:
+def parts_of(layer: str, update: Update) -> Iterator[tuple[str, RowBlock]]:
     """Yield diffusers' layers that ``update`` changes, each with its piece; a fused piece is cut."""
     names = part_names(layer)
     if len(names) == 1:
@@ -172,7 +172,7 @@ def parts_of(layer: str, update: Update) -> Iterator[tuple[str, Piece]]:
         return
     hidden = update.inputs
     for index, name in enumerate(names):
-        place = Place(layer, index, len(names))
+        place = LayerName(layer, index, len(names))
         first, end = part_rows(place, hidden, update.outputs - 3 * hidden)
         for piece in update.pieces:
             if piece.first <= first and end <= piece.end:
@@ -208,7 +208,7 @@ def from_tensors(
     unknown += [module for module, place in places.items() if place is None]
     if unknown:
         raise UnknownKeysError(", ".join(unknown[:3]))
-    found: dict[str, list[tuple[Place, Piece]]] = defaultdict(list)
+    found: dict[str, list[tuple[LayerName, RowBlock]]] = defaultdict(list)
     adapter = Adapter()
     for module, parts in modules.items():
         place = places[module]
@@ -250,7 +250,7 @@ def _order(item: tuple[str, object]) -> tuple[str, int, str]:
     return blocks, int(number), rest
 
 
-def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Piece:
+def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> RowBlock:
     if not {"down", "up"} <= parts.keys():
         raise ValueError(f"{module} has no {'down' if 'up' in parts else 'up'} matrix")
     down, up = parts["down"], parts["up"]
@@ -259,7 +259,7 @@ def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> Pie
         shapes = f"{list(down.shape)} and {list(up.shape)}"
         raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
     norms = _magnitude(module, parts["magnitude"], len(up)) if "magnitude" in parts else None
-    return Piece(0, down, up, 1.0 if alpha is None else alpha / len(down), norms)
+    return RowBlock(0, down, up, 1.0 if alpha is None else alpha / len(down), norms)
 
 
 def _magnitude(module: str, values: Tensor, outputs: int) -> Magnitude:
@@ -272,7 +272,7 @@ def _magnitude(module: str, values: Tensor, outputs: int) -> Magnitude:
     return Magnitude(values.flatten())
 
 
-def _mlp_ratio(found: Mapping[str, list[tuple[Place, Piece]]]) -> float:
+def _mlp_ratio(found: Mapping[str, list[tuple[LayerName, RowBlock]]]) -> float:
     """Return the MLP's width over the model's, from a layer that shows it."""
     for layer, pieces in found.items():
         for place, piece in pieces:
@@ -286,7 +286,7 @@ def _mlp_ratio(found: Mapping[str, list[tuple[Place, Piece]]]) -> float:
     return _MLP_RATIO
 
 
-def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Update:
+def _update(layer: str, found: list[tuple[LayerName, RowBlock]], ratio: float) -> Update:
     (place, piece), *others = found
     if place.part is None:
         if others:
@@ -295,7 +295,7 @@ def _update(layer: str, found: list[tuple[Place, Piece]], ratio: float) -> Updat
     hidden = piece.down.shape[1]
     mlp = round(ratio * hidden)
     outputs = 3 * hidden + (mlp if place.num_parts == 4 else 0)
-    pieces = list[Piece]()
+    pieces = list[RowBlock]()
     for place, piece in sorted(
         found, key=lambda each: -1 if each[0].part is None else each[0].part
     ):
@@ -573,7 +573,7 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     split = sum(len(update.pieces) > 1 for update in updates)
     if split:
         yield "split", f"{split} layers have an adapter for each of their parts"
-    matrices: list[Piece | Product] = [*pieces, *products]
+    matrices: list[RowBlock | Product] = [*pieces, *products]
     yield "rank", _counted(Counter(str(each.rank or "full") for each in matrices))
     yield "alpha / rank", _counted(Counter(f"{each.scale:g}" for each in matrices))
     yield "data type", str(file.dtype).removeprefix("torch.")

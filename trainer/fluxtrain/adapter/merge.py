@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile
-from fluxtrain.adapter.updates import Adapter, Piece, Update
+from fluxtrain.adapter.updates import Adapter, RowBlock, Update
 from fluxtrain.encode.clip import with_prefix
 from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
@@ -168,4 +168,4 @@ def _truncated(difference: Float[Tensor, "out in"], rank: int) -> Update:
     kept = min(rank, len(values))
     root = values[:kept].sqrt()
     down, up = (right[:, :kept] * root).T.contiguous(), left[:, :kept] * root
-    return Update(len(difference), (Piece(0, down, up, 1.0),))
+    return Update(len(difference), (RowBlock(0, down, up, 1.0),))

@@ -30,7 +30,7 @@ _ONE_OF_EACH = ModelConfig(
 )
 
 
-class Place(NamedTuple):
+class LayerName(NamedTuple):
     """A layer of ours, and which of diffusers' parts of it; None: all rows."""
 
     layer: str
@@ -73,14 +73,14 @@ def is_of_clip(module: str) -> bool:
     return module.startswith(CLIP_PREFIXES)
 
 
-def find_clip(module: str) -> Place | None:
+def find_clip(module: str) -> LayerName | None:
     """Return the place of ``module``, with its prefix, in CLIP; None if it is none of its layers."""
     prefix = next((each for each in CLIP_PREFIXES if module.startswith(each)), None)
     layer = None if prefix is None else _clip_layers().get(module.removeprefix(prefix))
-    return None if layer is None else Place(layer, None, 1)
+    return None if layer is None else LayerName(layer, None, 1)
 
 
-def find(module: str) -> Place | None:
+def find(module: str) -> LayerName | None:
     """Return the place of ``module``, named in any layout without its prefix; None if it is none of ours."""
     block = _BLOCK.match(module)
     if block is None:
@@ -94,7 +94,7 @@ def find(module: str) -> Place | None:
     return place._replace(layer=f"{kind}.{int(number)}.{rest}")
 
 
-def part_rows(place: Place, hidden: int, mlp: int) -> tuple[int, int]:
+def part_rows(place: LayerName, hidden: int, mlp: int) -> tuple[int, int]:
     """Return the first row of ``place`` in its layer and the row after its last one.
 
     ``hidden`` is the model's width, ``mlp`` that of the MLP. Only fused layers have parts: q, k, v, and in
@@ -119,13 +119,13 @@ def _clip_layers() -> dict[str, str]:
 
 
 @cache
-def _places() -> dict[str, Place]:
+def _places() -> dict[str, LayerName]:
     spellings: list[Callable[[str], str]] = [str, lambda name: name.replace(".", "_")]
     places = {}
     for layer, parts in _parts().items():
         count = len(parts)
         for spell in spellings:
-            places[spell(layer)] = Place(layer, None, count)
+            places[spell(layer)] = LayerName(layer, None, count)
             for index, part in enumerate(parts):
-                places[spell(part)] = Place(layer, index if count > 1 else None, count)
+                places[spell(part)] = LayerName(layer, index if count > 1 else None, count)
     return places

@@ -12,7 +12,7 @@ from torch import Tensor
 from fluxtrain.adapter.file import AdapterFile, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
 from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
-from fluxtrain.adapter.updates import AnyUpdate, Piece, Product, Update
+from fluxtrain.adapter.updates import AnyUpdate, Product, RowBlock, Update
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
@@ -155,7 +155,7 @@ def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple
     return fresh, up
 
 
-def _pieces(layer: AdaptedLayer, update: Update) -> Iterator[Piece]:
+def _pieces(layer: AdaptedLayer, update: Update) -> Iterator[RowBlock]:
     """Yield the piece of ``update`` for each of the layer's splits, without columns that are zero."""
     first = 0
     for rows in layer.splits:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain.adapter.file import DTYPES, Metadata, architecture, write_adapter
-from fluxtrain.adapter.updates import Adapter, AnyUpdate, Magnitude, Piece, Product, Update
+from fluxtrain.adapter.updates import Adapter, AnyUpdate, Magnitude, Product, RowBlock, Update
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
@@ -134,7 +134,7 @@ def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> AnyUpdate:
     for rows, each in zip(layer.splits, down.chunk(len(layer.splits)), strict=True):
         end = first + rows
         of_rows = None if norms is None else norms.rows(first, end)
-        pieces.append(Piece(first, each, up[first:end], layer.scale, of_rows))
+        pieces.append(RowBlock(first, each, up[first:end], layer.scale, of_rows))
         first = end
     return Update(layer.outputs, tuple(pieces))
 

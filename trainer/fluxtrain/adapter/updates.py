@@ -30,7 +30,7 @@ class Magnitude:
 
 
 @dataclass(frozen=True)
-class Piece:
+class RowBlock:
     """The update of some rows of a layer's weight, from ``first`` on: scale × up × down."""
 
     first: int
@@ -51,11 +51,11 @@ class Piece:
         """Return the row after the last one."""
         return self.first + len(self.up)
 
-    def folded(self) -> Piece:
+    def folded(self) -> RowBlock:
         """Return the same update with scale 1: alpha equals the rank."""
         return self if self.scale == 1 else replace(self, up=self.up.float() * self.scale, scale=1)
 
-    def rows(self, first: int, end: int) -> Piece:
+    def rows(self, first: int, end: int) -> RowBlock:
         """Return the part of the update for the rows ``first`` to ``end`` of the layer."""
         begin, last = first - self.first, end - self.first
         norms = None if self.magnitude is None else self.magnitude.rows(begin, last)
@@ -80,7 +80,7 @@ class Update:
     """The update of a layer of ``outputs`` rows: pieces that do not overlap, in order."""
 
     outputs: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowBlock, ...]
 
     @property
     def inputs(self) -> int:
@@ -123,7 +123,7 @@ class Update:
             squares += piece.scale**2 * ((up.T @ up) * (down @ down.T)).sum().item()
         return math.sqrt(max(squares, 0.0))
 
-    def whole(self) -> Piece:
+    def whole(self) -> RowBlock:
         """Return the same update as one piece of all rows.
 
         Pieces with one and the same ``down`` become a piece of its rank. Of others the ranks add up: ``down``
@@ -144,7 +144,7 @@ class Update:
         for piece in pieces:
             up[piece.first : piece.end, column : column + piece.rank] = piece.up
             column += 0 if is_shared else piece.rank
-        return Piece(0, down, up, pieces[0].scale, self._magnitude())
+        return RowBlock(0, down, up, pieces[0].scale, self._magnitude())
 
     def _magnitude(self) -> Magnitude | None:
         """Return the magnitudes of all rows; None if there are none."""
@@ -173,7 +173,7 @@ class Update:
         root = values[:kept].sqrt()
         up = up_basis @ (left[:, :kept] * root)
         down = (right[:kept] * root[:, None]) @ down_basis.T
-        return Update(self.outputs, (Piece(0, down, up, 1.0),))
+        return Update(self.outputs, (RowBlock(0, down, up, 1.0),))
 
 
 FACTORS = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
@@ -259,7 +259,7 @@ class Product:
         root = values[kept].sqrt()
         up = torch.einsum("lr,kr->lkr", left1[:, one], left2[:, two]).flatten(0, 1) * root
         down = torch.einsum("rm,rn->rmn", right1[one], right2[two]).flatten(1) * root[:, None]
-        return Update(self.outputs, (Piece(0, down, up, 1.0),))
+        return Update(self.outputs, (RowBlock(0, down, up, 1.0),))
 
 
 def product_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) -> Product:

@@ -445,7 +445,7 @@ class Outcome:
     """Of its device."""
 
 
-class Crew:
+class TrialRunner:
     """All ranks; rank 0 calls `run` and `dismiss`, the others `follow`."""
 
     def __init__(

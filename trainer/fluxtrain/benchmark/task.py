@@ -16,13 +16,13 @@ from typing import NoReturn
 
 from fluxtrain.benchmark.report import write_report
 from fluxtrain.benchmark.results import (
-    Crew,
     Measurement,
     Outcome,
     Result,
     Results,
     Status,
     Trial,
+    TrialRunner,
     settings,
 )
 from fluxtrain.contract.process import FINISH, RunPaths
@@ -46,9 +46,9 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
         if world.local_rank == 0:
             endpoint.start(stack)
         stack.enter_context(handled(_stop, signal.SIGTERM, signal.SIGINT))
-        crew = Crew(config, paths, world, endpoint)
+        runner = TrialRunner(config, paths, world, endpoint)
         if not world.is_main:
-            crew.follow()
+            runner.follow()
             return endpoint.set_phase(FINISH)
         results = Results(paths.output, config)
 
@@ -56,8 +56,8 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
             endpoint.metrics.step.set(results.num_trials)
             endpoint.step_done(step=results.num_trials)
 
-        Study(config, world, crew.run, results, on_trial).run()
-        crew.dismiss()
+        Study(config, world, runner.run, results, on_trial).run()
+        runner.dismiss()
         endpoint.set_phase(FINISH)
         print(write_report(config, paths.output, world.size, results.measured), flush=True)
         if not any(result.measurement for result in results.measured):

@@ -11,7 +11,7 @@ from fluxtrain.cli.arguments import Commands, add_command, add_paths, path
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError
 
 if TYPE_CHECKING:
-    from fluxtrain.prepare.encoders import Place
+    from fluxtrain.prepare.encoders import EncoderSource
 
 
 Parser = argparse.ArgumentParser
@@ -243,17 +243,17 @@ def action(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _wanted(arguments: argparse.Namespace, models: Path) -> dict[str, list[Place]]:
+def _wanted(arguments: argparse.Namespace, models: Path) -> dict[str, list[EncoderSource]]:
     """Return the places of each encoder that the options name; raise ConfigError if they name none."""
-    from fluxtrain.prepare.encoders import PUBLISHED, parse_place
+    from fluxtrain.prepare.encoders import PUBLISHED, parse_source
 
-    def place(name: str) -> Place | None:
+    def place(name: str) -> EncoderSource | None:
         given = getattr(arguments, name)
         flag = "--from" if name == "published" else f"--{name.replace('_', '-')}"
-        return None if given is None else parse_place(given, models / f".{name}.download", flag)
+        return None if given is None else parse_source(given, models / f".{name}.download", flag)
 
     published = place("published")
-    wanted: dict[str, list[Place]] = {}
+    wanted: dict[str, list[EncoderSource]] = {}
     for name, folders in PUBLISHED.items():
         own, tokenizer = place(name), place(f"{name}_tokenizer") if name != "autoencoder" else None
         if own is not None:

@@ -90,7 +90,7 @@ class Source:
 
 
 def list_source(
-    field: str, url: str, wanted: Callable[[str], bool], patience: Patience, pinned: str = ""
+    field: str, url: str, wanted: Callable[[str], bool], policy: RetryPolicy, pinned: str = ""
 ) -> Source:
     """Return the files of ``url`` whose names are ``wanted``; ``pinned`` is the URL at the commit to use.
 
@@ -102,7 +102,7 @@ def list_source(
         return opened, store.files()
 
     try:
-        opened, listed = patience.tried(files)
+        opened, listed = policy.tried(files)
     except RefusedError as error:
         raise ConfigError(field, url, str(error)) from None
     except ExhaustedError as error:
@@ -155,7 +155,7 @@ def fetch_source(
     source: Source,
     folder: Path,
     connections: int,
-    patience: Patience,
+    policy: RetryPolicy,
     advance: Advance,
     use: Use = lambda file, check: None,
 ) -> None:
@@ -164,11 +164,11 @@ def fetch_source(
     ``use`` is called for each when it is there, in the thread that fetched it, with what it must call often.
 
     Raises ConfigError, naming the file, if one is refused or has changed, DownloadError if one cannot be
-    fetched, and what ``patience.check`` raises.
+    fetched, and what ``policy.check`` raises.
     """
     try:
-        store, _ = patience.tried(lambda: open_store(source.pinned))
-        _fetch_all(store, source, folder, connections, patience, advance, use)
+        store, _ = policy.tried(lambda: open_store(source.pinned))
+        _fetch_all(store, source, folder, connections, policy, advance, use)
     except (ChangedError, RefusedError) as error:
         raise ConfigError(source.field, source.url, str(error)) from None
     except ExhaustedError as error:
@@ -186,7 +186,7 @@ def _fetch_all(
     source: Source,
     folder: Path,
     connections: int,
-    patience: Patience,
+    policy: RetryPolicy,
     advance: Advance,
     use: Use,
 ) -> None:
@@ -204,7 +204,7 @@ def _fetch_all(
                 return
             try:
                 # one time of modification on all nodes: pictures are known by it
-                fetch(store.open, file, folder, replace(patience, check=check), advance, modified=0)
+                fetch(store.open, file, folder, replace(policy, check=check), advance, modified=0)
             except (ChangedError, RefusedError) as error:
                 raise type(error)(f"{file.name}: {error}") from None
             use(file, check)
@@ -216,14 +216,14 @@ def _fetch_all(
                 done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
                 for future in done:
                     future.result()
-                patience.check()
+                policy.check()
         finally:
             stop.set()
 
 
-def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> Patience:
-    """Return the patience that ``config`` asks for."""
-    return Patience(attempts=config.attempts, check=check)
+def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> RetryPolicy:
+    """Return the policy that ``config`` asks for."""
+    return RetryPolicy(attempts=config.attempts, check=check)
 
 
 PARTIAL = ".partial"
@@ -243,7 +243,7 @@ class ExhaustedError(Exception):
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """How long a store is tried; times in seconds."""
 
     attempts: int = 5
@@ -278,7 +278,7 @@ def fetch(
     open_file: OpenFile,
     file: RemoteFile,
     folder: Path,
-    patience: Patience,
+    policy: RetryPolicy,
     advance: Callable[[int], object],
     modified: int | None = None,
 ) -> None:
@@ -306,7 +306,7 @@ def fetch(
     while True:
         try:
             with open(partial, "a+b", opener=_own_file) as opened:
-                _continue(open_file, file, opened, patience, count)
+                _continue(open_file, file, opened, policy, count)
             break
         except RetryableError as error:
             message, size = str(error), partial.stat().st_size
@@ -316,9 +316,9 @@ def fetch(
                 restarts += 1
             attempt = 1 if size - largest >= _MIN_GAIN_BYTES else attempt + 1
             largest = max(largest, size)
-        if attempt >= patience.attempts or restarts > _MAX_RESTARTS:
+        if attempt >= policy.attempts or restarts > _MAX_RESTARTS:
             raise ExhaustedError(f"{file.name}: {message}; tried {attempt} times")
-        patience.wait(attempt)
+        policy.wait(attempt)
     if modified is not None:
         os.utime(partial, ns=(modified, modified))
     partial.replace(target)
@@ -335,7 +335,7 @@ def _continue(
     open_file: OpenFile,
     file: RemoteFile,
     opened: IO[bytes],
-    patience: Patience,
+    policy: RetryPolicy,
     advance: Callable[[int], object],
 ) -> None:
     """Append the missing bytes to ``opened``, and compare size and hash."""
@@ -357,8 +357,8 @@ def _continue(
                 size, hasher = 0, _hasher(file)
             total = stream.total if file.size == UNKNOWN else file.size
             limit = MAX_FILE_BYTES if total is None else total
-            for block in stream.blocks(patience.timeout, patience.min_rate):
-                patience.check()
+            for block in stream.blocks(policy.timeout, policy.min_rate):
+                policy.check()
                 size += len(block)
                 if size > limit:
                     raise CannotResumeError(f"more than {limit} bytes were sent")

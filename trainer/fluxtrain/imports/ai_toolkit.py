@@ -15,11 +15,11 @@ from fluxtrain.imports.table import (
     Trainer,
     automatic,
     each,
-    elsewhere,
     field_option,
     fields,
-    inert,
+    ignored,
     missing,
+    set_outside,
     to,
 )
 
@@ -99,7 +99,7 @@ DATA: Mapping[str, Option] = {
     ),
     **each(
         "datasets.shrink_video_to_frames datasets.fps datasets.do_i2v",
-        inert("is of films, not of pictures"),
+        ignored("is of films, not of pictures"),
     ),
 }
 SAMPLES: Mapping[str, Option] = {
@@ -118,7 +118,7 @@ SAMPLES: Mapping[str, Option] = {
     "sample.samples.guidance_scale": missing(f"{_LINES} --g"),
     **each(
         "sample.neg sample.samples.neg",
-        inert("FLUX.1 is sampled without a negative prompt there"),
+        ignored("FLUX.1 is sampled without a negative prompt there"),
     ),
     **each(
         "sample.samples.network_multiplier sample.samples.ctrl_img sample.samples.ctrl_idx "
@@ -134,7 +134,7 @@ SAMPLES: Mapping[str, Option] = {
     "sample.walk_seed": fields([], values.walk_seed, note=_IN_FILE),
     "sample.sample_start_step": missing("from sampling.every_steps on", 0),
     **each("sample.network_multiplier sample.format", missing("strength 1, PNG", 1, "png")),
-    **each("sample.num_frames sample.fps", inert("is of films, not of pictures")),
+    **each("sample.num_frames sample.fps", ignored("is of films, not of pictures")),
 }
 
 
@@ -147,7 +147,7 @@ _JOB: Mapping[str, Option] = {
         note="must be a process that trains",
     ),
     values.MORE_PROCESSES: missing("a file has one training; import the others by themselves"),
-    "training_folder": elsewhere("fluxtrain run FILE --output DIR"),
+    "training_folder": set_outside("fluxtrain run FILE --output DIR"),
     "device": automatic("all GPUs that torch sees; --processes for fewer"),
     "trigger_word": common.image_option(
         "data.caption_prefix",
@@ -208,7 +208,7 @@ _NETWORK: Mapping[str, Option] = {
         "network.alpha network.linear_alpha",
         fields(["adapter.alpha"], values.alpha, note="lokr's; a lora's is the rank for FLUX.1"),
     ),
-    **each("network.conv network.conv_alpha", inert("FLUX.1's blocks have no convolutions")),
+    **each("network.conv network.conv_alpha", ignored("FLUX.1's blocks have no convolutions")),
     "network.dropout": fields(["adapter.dropout"], values.dropout("adapter.dropout")),
     **{
         f"network.network_kwargs.{name}": fields(
@@ -359,6 +359,6 @@ AI_TOOLKIT = Trainer(
     "ai-toolkit",
     {**_JOB, **_MODEL, **_NETWORK, **_SAVE, **_TRAIN, **DATA, **SAMPLES, **_LOGGING},
     values.base,
-    values.take_apart,
+    values.flatten,
     AI_TOOLKIT_KINDS,
 )

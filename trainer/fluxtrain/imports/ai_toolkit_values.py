@@ -9,7 +9,7 @@ from typing import Any
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports import common
 from fluxtrain.imports.common import Optimizers, selection
-from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
+from fluxtrain.imports.table import Convert, IgnoredError, NoCounterpartError, Reading, Values
 
 _CONDITIONS = (
     *("control_path", "control_path_1", "control_path_2", "control_path_3", "controls"),
@@ -52,7 +52,7 @@ def layers(reading: Reading, name: str) -> Values:
     return selection(*given)
 
 
-def take_apart(reading: Reading) -> dict[str, object]:
+def flatten(reading: Reading) -> dict[str, object]:
     """Return the options of the first process, by names with dots.
 
     Of several data sets, only one is taken apart, too. Null and empty text are what is not given.
@@ -76,7 +76,7 @@ def take_apart(reading: Reading) -> dict[str, object]:
         options["datasets"] = datasets
         reading.given = options
         raise reading.wrong("datasets", "must be a list of mappings")
-    _take_samples_apart(options)
+    _flatten_samples(options)
     return {name: value for name, value in options.items() if value is not None and value != ""}
 
 
@@ -93,7 +93,7 @@ def _chosen(datasets: list[dict[str, object]]) -> dict[str, object]:
     return options
 
 
-def _take_samples_apart(options: dict[str, object]) -> None:
+def _flatten_samples(options: dict[str, object]) -> None:
     """Make what the samples of ``options`` have besides a prompt options of their own."""
     samples = options.get(SAMPLES)
     if not isinstance(samples, list) or not all(isinstance(it, dict) for it in samples):
@@ -165,10 +165,10 @@ def network(reading: Reading, name: str) -> Values:
 def rank(reading: Reading, name: str) -> Values:
     """Return the rank, and the alpha of a lora, which is the rank for FLUX.1."""
     if name == "network.linear" and reading.has("network.rank"):
-        raise InertError("network.rank wins")
+        raise IgnoredError("network.rank wins")
     value = reading.positive(name)
     if is_full_rank(reading):
-        raise InertError("network.lokr_full_rank ignores it")
+        raise IgnoredError("network.lokr_full_rank ignores it")
     if kind(reading) == "lokr":
         return {"adapter.rank": value, "adapter.alpha": 1.0}
     reading.notes[name] = "alpha is the rank there, whatever linear_alpha is"
@@ -179,11 +179,11 @@ def alpha(reading: Reading, name: str) -> Values:
     """Return the alpha of a lokr; 0 stands for the rank."""
     value = reading.number(name)
     if kind(reading) != "lokr":
-        raise InertError("alpha is the rank for FLUX.1; adapter.alpha")
+        raise IgnoredError("alpha is the rank for FLUX.1; adapter.alpha")
     if is_full_rank(reading):
-        raise InertError("network.lokr_full_rank ignores it")
+        raise IgnoredError("network.lokr_full_rank ignores it")
     if name == "network.alpha" and reading.has("network.linear_alpha"):
-        raise InertError("network.linear_alpha wins")
+        raise IgnoredError("network.linear_alpha wins")
     given = [it for it in _DIMENSION if reading.has(it)]
     if value == 0 and not given:
         raise NoCounterpartError("0 stands for the rank, which is not given")
@@ -196,7 +196,7 @@ def of_lokr(convert: Convert) -> Convert:
     def only(reading: Reading, name: str) -> Values:
         values = convert(reading, name)
         if kind(reading) != "lokr":
-            raise InertError("only network.type=lokr uses it")
+            raise IgnoredError("only network.type=lokr uses it")
         return values
 
     return only
@@ -213,7 +213,7 @@ def dropout(path: str) -> Convert:
         if kind(reading) == "lokr":
             if path == "adapter.rank_dropout":
                 raise NoCounterpartError("rows of a lokr's product are not dropped here")
-            raise InertError("ai-toolkit's lokr has no such dropout")
+            raise IgnoredError("ai-toolkit's lokr has no such dropout")
         if kind(reading) == "dora":
             raise NoCounterpartError(f"{path} must be 0 with adapter.dora")
         return {path: value}
@@ -260,7 +260,7 @@ def prior_weight(reading: Reading, name: str) -> Values:
     """Return the weight of regularisation images."""
     value = reading.number(name)
     if not reading.is_on(REGULARISATION):
-        raise InertError("no data set is_reg")
+        raise IgnoredError("no data set is_reg")
     return common.of_images("data.prior_loss_weight", lambda *_: value)(reading, name)
 
 
@@ -290,7 +290,7 @@ def schedule(reading: Reading, name: str) -> Values:
 def warmup(reading: Reading, name: str) -> Values:
     """Return the steps of the warm-up, which constant_with_warmup has."""
     if reading.word("train.lr_scheduler") != "constant_with_warmup":
-        raise InertError("only constant_with_warmup uses it")
+        raise IgnoredError("only constant_with_warmup uses it")
     return {"schedule.warmup_steps": reading.whole(name)}
 
 
@@ -320,7 +320,7 @@ def folder(reading: Reading, name: str) -> Values:
     """Return the folder of the pictures; of a metadata file, its folder."""
     path = reading.text(name)
     if name == "datasets.folder_path" and reading.has("datasets.dataset_path"):
-        raise InertError("datasets.dataset_path wins")
+        raise IgnoredError("datasets.dataset_path wins")
     file = PurePosixPath(path)
     if file.name in _METADATA:
         return {"data.images": str(file.parent)}
@@ -342,7 +342,7 @@ def masks(reading: Reading, name: str) -> Values:
     """Return the folder of masks, which alpha_mask wins over."""
     path = reading.text(name)
     if reading.is_on("datasets.alpha_mask"):
-        raise InertError("datasets.alpha_mask wins")
+        raise IgnoredError("datasets.alpha_mask wins")
     return common.of_images("data.masks", lambda *_: path)(reading, name)
 
 
@@ -351,7 +351,7 @@ def least_weight(reading: Reading, name: str) -> Values:
     if reading.number(name) == 0:
         return {}
     if not reading.has("datasets.mask_path") and not reading.is_on("datasets.alpha_mask"):
-        raise InertError("only masks use it")
+        raise IgnoredError("only masks use it")
     raise NoCounterpartError("black counts nothing here: brighten the masks of data.masks instead")
 
 
@@ -370,7 +370,7 @@ def sample_at_start(reading: Reading, name: str) -> Values:
 def prompts(reading: Reading, name: str) -> Values:
     """Return the prompts of images, with the trigger word where they say so, without their options."""
     if name == "sample.prompts" and reading.has(SAMPLES):
-        raise InertError("sample.samples wins")
+        raise IgnoredError("sample.samples wins")
     trigger = reading.text("trigger_word") if reading.value("trigger_word") else _TRIGGER
     texts = [text.replace(_TRIGGER, trigger) for text in _texts(reading, name)]
     plain = [text.partition(" --")[0].strip() for text in texts]
@@ -418,7 +418,7 @@ def _seed(reading: Reading, number: int) -> int | None:
 
 def _require_prompts(reading: Reading) -> None:
     if reading.is_on("train.disable_sampling"):
-        raise InertError("train.disable_sampling is on")
+        raise IgnoredError("train.disable_sampling is on")
     if not any(reading.has(name) and _texts(reading, name) for name in (SAMPLES, "sample.prompts")):
         raise NoCounterpartError("images need sample.prompts")
 

@@ -18,7 +18,7 @@ from fluxtrain.imports.ai_toolkit_values import flat
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import (
-    Fate,
+    Disposition,
     Imported,
     Line,
     Reading,
@@ -356,7 +356,7 @@ def import_file(
         reading = Reading(options, {}, processes, epoch_samples, prompt_file)
         imported = import_options(trainer, reading, overrides)
         if path.suffix.lower() == ".env":
-            _refuse_variables(imported.lines[Fate.WRITTEN])
+            _refuse_variables(imported.lines[Disposition.WRITTEN])
         return imported
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
@@ -470,7 +470,7 @@ def _conditioning(chosen: Options, backends: list[dict[str, object]]) -> dict[st
     return {}
 
 
-_LISTED = (Fate.MISSING, Fate.UNKNOWN, Fate.INERT, Fate.ELSEWHERE)
+_LISTED = (Disposition.MISSING, Disposition.UNKNOWN, Disposition.IGNORED, Disposition.OUTSIDE)
 """What the file itself names, in comments; reports have everything."""
 _LONGEST = 60
 _SECTIONS = ("preset", "task", "seed", "initial_weights")
@@ -497,10 +497,10 @@ def file_text(imported: Imported, name: str, source: str, gpus: int) -> str:
 
 
 def report(imported: Imported) -> Iterator[str]:
-    """Yield the lines that say what became of every option, by its fate."""
-    for fate, lines in imported.lines.items():
+    """Yield the lines that say what became of every option, by its disposition."""
+    for disposition, lines in imported.lines.items():
         if lines:
-            yield f"{fate.value}:"
+            yield f"{disposition.value}:"
             yield from (f"  {_describe(line)}" for line in lines)
 
 
@@ -510,10 +510,10 @@ def refuse_lost(imported: Imported, source: str) -> None:
         ConfigError(
             f"{source}: {line.option}",
             UNSET if line.value is None else line.value,
-            f"{fate.value} (--strict): {line.note}",
+            f"{disposition.value} (--strict): {line.note}",
         )
-        for fate in (Fate.MISSING, Fate.UNKNOWN)
-        for line in imported.lines[fate]
+        for disposition in (Disposition.MISSING, Disposition.UNKNOWN)
+        for line in imported.lines[disposition]
         if line.is_given
     ]
     if lost:
@@ -522,9 +522,9 @@ def refuse_lost(imported: Imported, source: str) -> None:
 
 def _header(imported: Imported, source: str) -> Iterator[str]:
     yield f"By fluxtrain import-config from {_plain(source)}: options of {imported.trainer}."
-    for fate in _LISTED:
-        if lines := imported.lines[fate]:
-            yield f"{fate.value}:"
+    for disposition in _LISTED:
+        if lines := imported.lines[disposition]:
+            yield f"{disposition.value}:"
             yield from (f"  {_describe(line)}" for line in lines)
 
 

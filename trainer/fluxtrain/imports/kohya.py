@@ -13,7 +13,7 @@ from fluxtrain.imports.kinds import KOHYA_KINDS
 from fluxtrain.imports.kohya_values import resolution
 from fluxtrain.imports.table import (
     Convert,
-    InertError,
+    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -21,11 +21,11 @@ from fluxtrain.imports.table import (
     Values,
     automatic,
     each,
-    elsewhere,
     field_option,
     fields,
-    inert,
+    ignored,
     missing,
+    set_outside,
     to,
 )
 
@@ -95,7 +95,7 @@ _OPTIMIZER: Mapping[str, Option] = {
         values.of_schedule("polynomial", "schedule.power", Reading.number),
         note="does nothing with any schedule but polynomial",
     ),
-    "lr_decay_steps": inert("only warmup_stable_decay uses it"),
+    "lr_decay_steps": ignored("only warmup_stable_decay uses it"),
     "lr_scheduler_type": missing("schedules of other packages are not loaded"),
     "lr_scheduler_args": missing("schedules of other packages are not loaded"),
     "max_grad_norm": fields(["optim.max_grad_norm"], common.no_clipping_at_zero, 1.0, "0: none"),
@@ -169,13 +169,13 @@ _FLOW: Mapping[str, Option] = {
     "model_prediction_type": fields([], values.prediction, "sigma_scaled", "always raw"),
     "guidance_scale": field_option("flow.guidance", Reading.number, 3.5),
     "loss_type": missing("the loss is the squared error", "l2"),
-    "noise_offset": inert(_OFFSET),
+    "noise_offset": ignored(_OFFSET),
     **each(
         "noise_offset_random_strength adaptive_noise_scale multires_noise_iterations "
         "multires_noise_discount min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss "
         "debiased_estimation_loss zero_terminal_snr ip_noise_gamma_random_strength huber_c "
         "huber_schedule huber_scale min_timestep max_timestep",
-        inert(_NO_EFFECT),
+        ignored(_NO_EFFECT),
     ),
     "ip_noise_gamma": missing("the model's input is not perturbed", 0),
     "prior_loss_weight": fields(
@@ -218,7 +218,7 @@ def of_kohya(path: str, read: Read) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         value = read(reading, name)
         if not reading.is_on("enable_bucket"):
-            raise InertError("only enable_bucket uses it")
+            raise IgnoredError("only enable_bucket uses it")
         if name == _NO_UPSCALE or name not in reading.given:
             reading.notes[name] = "written with enable_bucket"
             return {}
@@ -266,7 +266,6 @@ def with_prompts(convert: Convert) -> Convert:
 
 _PATH = "a relative path is below --models"
 _TOKENIZER = "the tokenizer is that folder of FLUX.1's repository, below --models"
-_EPOCHS = "files are counted in steps: adapter_file.every_steps"
 _NO_OTHER = common.must_be(False, "it is of Stable Diffusion, and FLUX.1 is trained here")
 _FOLDER = ("train_data_dir",)
 _MODEL: Mapping[str, Option] = {
@@ -283,7 +282,7 @@ _MODEL: Mapping[str, Option] = {
         note=_TOKENIZER,
     ),
     "ae": field_option("encoders.autoencoder", Reading.text, note=_PATH),
-    "vae": inert("FLUX.1's autoencoder is ae"),
+    "vae": ignored("FLUX.1's autoencoder is ae"),
     **each(
         "fp8_base fp8_base_unet",
         fields(
@@ -305,7 +304,7 @@ _MODEL: Mapping[str, Option] = {
     "t5xxl_max_token_length": field_option("data.text_length", Reading.positive),
     "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
     **each("v2 v_parameterization sdxl", fields([], _NO_OTHER, note="other models")),
-    **each("clip_skip max_token_length", inert("is not for FLUX.1")),
+    **each("clip_skip max_token_length", ignored("is not for FLUX.1")),
 }
 _NETWORK: Mapping[str, Option] = {
     "network_module": fields(["adapter.kind"], values.network_kind),
@@ -366,7 +365,7 @@ _NETWORK: Mapping[str, Option] = {
         ["adapter.rank_dropout"], values.of_lora("adapter.rank_dropout", Reading.number)
     ),
     "network_args.module_dropout": field_option("adapter.module_dropout", Reading.number),
-    "network_args.dropout": inert("network_dropout is read"),
+    "network_args.dropout": ignored("network_dropout is read"),
     values.LORA_PLUS: fields([values.ALL_UP, values.UP], values.up_of_all),
     values.LORA_PLUS_UNET: fields(
         [values.ALL_UP, values.UP],
@@ -381,7 +380,7 @@ _NETWORK: Mapping[str, Option] = {
     **each("network_args.ggpo_beta network_args.ggpo_sigma", missing("no perturbed gradients")),
 }
 _FILES: Mapping[str, Option] = {
-    "output_dir": elsewhere("fluxtrain run FILE --output DIR"),
+    "output_dir": set_outside("fluxtrain run FILE --output DIR"),
     "output_name": fields(["adapter_file.name"], common.file_name),
     "save_precision": fields(["adapter_file.dtype"], common.file_dtype, "float"),
     "save_model_as": missing("files are safetensors", "safetensors"),
@@ -400,7 +399,7 @@ _FILES: Mapping[str, Option] = {
         missing("checkpoint.keep is a number of checkpoints"),
     ),
     **each("save_state save_state_on_train_end", automatic("checkpoints are always saved")),
-    "resume": elsewhere("the same fluxtrain run with the same --output resumes"),
+    "resume": set_outside("the same fluxtrain run with the same --output resumes"),
     **each(
         "training_comment metadata_title metadata_author metadata_description metadata_license "
         "metadata_tags no_metadata",
@@ -412,12 +411,12 @@ _FILES: Mapping[str, Option] = {
         "async_upload save_to_hub",
         missing("nothing is uploaded"),
     ),
-    "huggingface_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
+    "huggingface_token": set_outside("HF_TOKEN is read by the Hub's client", is_secret=True),
     "log_with": fields(
         ["logging.tensorboard", "logging.wandb.project", "logging.wandb.name"], values.tracker
     ),
     **each("log_tracker_name wandb_run_name", automatic("is part of logging.wandb")),
-    "wandb_api_key": elsewhere("WANDB_API_KEY in the environment", is_secret=True),
+    "wandb_api_key": set_outside("WANDB_API_KEY in the environment", is_secret=True),
     **each(
         "logging_dir log_prefix log_tracker_config log_config console_log_level console_log_file "
         "console_log_simple",
@@ -520,7 +519,7 @@ _SAMPLES: Mapping[str, Option] = {
         with_prompts(to("sampling.at_start", Reading.flag)),
         note="beside sample_prompts",
     ),
-    "sample_sampler": inert("FLUX.1 is sampled with Euler's method"),
+    "sample_sampler": ignored("FLUX.1 is sampled with Euler's method"),
 }
 _MACHINE: Mapping[str, Option] = {
     **each(
@@ -552,6 +551,6 @@ KOHYA = Trainer(
         **_MACHINE,
     },
     values.base,
-    values.take_apart,
+    values.flatten,
     KOHYA_KINDS,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fluxtrain.contract.run.config import value_at
 from fluxtrain.imports import common
 from fluxtrain.imports.common import Optimizers
-from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
+from fluxtrain.imports.table import Convert, IgnoredError, NoCounterpartError, Reading, Values
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 SPLIT = "validation_split"
@@ -41,7 +41,7 @@ OPTIMIZERS = Optimizers("optimizer_type", _NAMES, refuse=_other_settings)
 KINDS = ("img_attn", "txt_attn", "img_mlp", "txt_mlp", "img_mod", "txt_mod", "single", "single_mod")
 
 
-def take_apart(reading: Reading) -> dict[str, object]:
+def flatten(reading: Reading) -> dict[str, object]:
     """Return the options with each NAME=VALUE of network_args and optimizer_args as one of its own."""
     options = dict(reading.given)
     for name in ("network_args", "optimizer_args"):
@@ -120,7 +120,7 @@ def network_alpha(reading: Reading, name: str) -> Values:
     """Return alpha; 0 stands for the rank."""
     value = reading.number(name)
     if _is_whole(reading):
-        raise InertError("no factor is a product of the rank")
+        raise IgnoredError("no factor is a product of the rank")
     if value == 0:
         reading.notes[name] = "0 stands for the rank"
     return {"adapter.alpha": float(value or reading.positive("network_dim"))}
@@ -184,7 +184,7 @@ def of_schedule(decay: str, path: str, read: Callable[[Reading, str], object]) -
 
     def convert(reading: Reading, name: str) -> Values:
         if reading.word("lr_scheduler") != decay:
-            raise InertError(f"{reading.text('lr_scheduler')} does not use it, {decay} does")
+            raise IgnoredError(f"{reading.text('lr_scheduler')} does not use it, {decay} does")
         return {path: read(reading, name)}
 
     return convert
@@ -207,7 +207,7 @@ def warmup(reading: Reading, name: str) -> Values:
 def least_rate(reading: Reading, name: str) -> Values:
     """Return the final learning rate of cosine_with_min_lr."""
     if reading.word("lr_scheduler") != "cosine_with_min_lr" or not OPTIMIZERS.ours(reading):
-        raise InertError("only cosine_with_min_lr uses it")
+        raise IgnoredError("only cosine_with_min_lr uses it")
     return {"schedule.min_learning_rate": reading.number(name) * reading.number("learning_rate")}
 
 
@@ -296,7 +296,7 @@ def only_with(used: str, *values: str) -> Convert:
         if reading.word(used) in values:
             reading.notes[name] = f"written with {used}"
             return {}
-        raise InertError(f"{used}={reading.text(used)} does not use it")
+        raise IgnoredError(f"{used}={reading.text(used)} does not use it")
 
     return convert
 
@@ -344,7 +344,7 @@ def scheme(reading: Reading, name: str) -> Values:
     if reading.word(name) not in known:
         raise reading.wrong(name, f"must be one of {', '.join(known)}")
     if reading.word("timestep_sampling") != "sigma":
-        raise InertError("only timestep_sampling=sigma uses it")
+        raise IgnoredError("only timestep_sampling=sigma uses it")
     reading.notes[name] = "written with timestep_sampling"
     return {}
 
@@ -441,10 +441,10 @@ def _has_clip(reading: Reading) -> bool:
 def _required_rate(reading: Reading) -> Values:
     """Return the factor of the learning rate of CLIP's adapters, unless it is 1.
 
-    Raises InertError if CLIP has none there, NoCounterpartError if it cannot have them here.
+    Raises IgnoredError if CLIP has none there, NoCounterpartError if it cannot have them here.
     """
     if not _trains_clip(reading):
-        raise InertError("adapters are the transformer's only")
+        raise IgnoredError("adapters are the transformer's only")
     if reading.word("network_module") != "networks.lora_flux" or not _has_images(reading):
         raise NoCounterpartError("CLIP-L has no adapters here")
     return _rate(reading)
@@ -543,7 +543,7 @@ def validation_seed(reading: Reading, name: str) -> Values:
 
 def _require_split(reading: Reading) -> None:
     if not reading.has(SPLIT) or not reading.number(SPLIT):
-        raise InertError(f"only {SPLIT} uses it")
+        raise IgnoredError(f"only {SPLIT} uses it")
 
 
 def _number(reading: Reading, name: str) -> int:
@@ -551,7 +551,7 @@ def _number(reading: Reading, name: str) -> int:
     _require_split(reading)
     number = reading.whole(name)
     if not number:
-        raise InertError("0 asks for none")
+        raise IgnoredError("0 asks for none")
     return number
 
 

@@ -17,11 +17,11 @@ from fluxtrain.imports.table import (
     Trainer,
     automatic,
     each,
-    elsewhere,
     field_option,
     fields,
-    inert,
+    ignored,
     missing,
+    set_outside,
     to,
 )
 
@@ -33,7 +33,7 @@ _ALL = ["data.caption_prefix", "data.class_tokens"]
 def _both(name: str, row: Option) -> dict[str, Option]:
     """Return ``row`` for the option ``name`` of all backends, and of the one that is read."""
     convert = row.convert and pictures.unless_overridden(row.convert)
-    shared = Option(row.fate, row.fields, row.note, convert, off=row.off)
+    shared = Option(row.disposition, row.fields, row.note, convert, off=row.off)
     return {name: shared, f"backend.{name}": row}
 
 
@@ -110,11 +110,11 @@ _SOURCE: Mapping[str, Option] = {
         common.image_option("data.table.caption_column", pictures.column),
     ),
     "backend.aws_bucket_name": fields(["data.images"], pictures.bucket, note="s3://"),
-    "backend.aws_endpoint_url": elsewhere(f"AWS_ENDPOINT_URL {_S3}"),
-    "backend.aws_region_name": elsewhere(f"AWS_DEFAULT_REGION {_S3}"),
+    "backend.aws_endpoint_url": set_outside(f"AWS_ENDPOINT_URL {_S3}"),
+    "backend.aws_region_name": set_outside(f"AWS_DEFAULT_REGION {_S3}"),
     **each(
         "backend.aws_access_key_id backend.aws_secret_access_key backend.aws_session_token",
-        elsewhere(f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY {_S3}", is_secret=True),
+        set_outside(f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY {_S3}", is_secret=True),
     ),
     "backend.repeats": common.image_option(
         "data.repeats", pictures.repeats, "one more: 0 there is 1 here"
@@ -291,7 +291,7 @@ _LENGTH: Mapping[str, Option] = {
     "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
     "seed": field_option("seed", Reading.whole),
     "seed_for_each_device": automatic("draws do not depend on the number of GPUs"),
-    "resume_from_checkpoint": elsewhere("the same fluxtrain run with the same --output resumes"),
+    "resume_from_checkpoint": set_outside("the same fluxtrain run with the same --output resumes"),
     "ignore_final_epochs": automatic("schedule.epochs or steps end the run"),
 }
 _FLOW: Mapping[str, Option] = {
@@ -321,14 +321,14 @@ _FLOW: Mapping[str, Option] = {
         "rescale_betas_zero_snr huber_c huber_schedule soft_min_snr_sigma_data "
         "timestep_bias_strategy timestep_bias_begin timestep_bias_end timestep_bias_multiplier "
         "timestep_bias_portion training_scheduler_timestep_spacing",
-        inert("SimpleTuner leaves it out for models of flows"),
+        ignored("SimpleTuner leaves it out for models of flows"),
     ),
     **each("input_perturbation input_perturbation_steps", missing("inputs are not perturbed", 0)),
-    "masked_loss_probability": inert("masks of conditioning_type=segmentation use it"),
+    "masked_loss_probability": ignored("masks of conditioning_type=segmentation use it"),
     "disable_segmented_timestep_sampling": automatic("every sample has its own draw"),
 }
 _FILES: Mapping[str, Option] = {
-    "output_dir": elsewhere("fluxtrain run FILE --output DIR"),
+    "output_dir": set_outside("fluxtrain run FILE --output DIR"),
     "checkpoint_step_interval": fields(
         ["checkpoint.every_steps", "adapter_file.every_steps"], values.interval, 500
     ),
@@ -346,7 +346,7 @@ _FILES: Mapping[str, Option] = {
         missing("nothing is uploaded"),
     ),
     "webhook_config": replace(missing("nothing is uploaded"), is_secret=True),
-    "hub_token": elsewhere("HF_TOKEN is read by the Hub's client", is_secret=True),
+    "hub_token": set_outside("HF_TOKEN is read by the Hub's client", is_secret=True),
 }
 _DATA: Mapping[str, Option] = {
     "resolution_type": fields(
@@ -424,6 +424,6 @@ SIMPLETUNER = Trainer(
         **_SAMPLES,
     },
     values.base,
-    values.take_apart,
+    values.flatten,
     SIMPLETUNER_KINDS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from fluxtrain.imports import common
-from fluxtrain.imports.table import Convert, InertError, NoCounterpartError, Reading, Values
+from fluxtrain.imports.table import Convert, IgnoredError, NoCounterpartError, Reading, Values
 
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OF_BACKEND = "backend."
@@ -41,7 +41,7 @@ def unless_overridden(convert: Convert) -> Convert:
             return convert(reading, name)
         with suppress(NoCounterpartError):
             convert(reading, name)
-        raise InertError(f"{own} wins")
+        raise IgnoredError(f"{own} wins")
 
     return only
 
@@ -74,7 +74,7 @@ def folder(reading: Reading, name: str) -> Values:
     """Return the folder of a local backend."""
     path = reading.text(name)
     if not _is(reading, "local"):
-        raise InertError("only type=local uses it")
+        raise IgnoredError("only type=local uses it")
     return {"data.images": path}
 
 
@@ -82,7 +82,7 @@ def bucket(reading: Reading, name: str) -> Values:
     """Return the URL of a backend on S3."""
     text = reading.text(name)
     if not _is(reading, "aws"):
-        raise InertError("only type=aws uses it")
+        raise IgnoredError("only type=aws uses it")
     prefix = next(
         (reading.text(it) for it in ("backend.aws_data_prefix", "backend.instance_data_dir")
          if reading.value(it)),
@@ -95,7 +95,7 @@ def data_set(reading: Reading, name: str) -> Values:
     """Return the URL of a data set of the Hub."""
     text = reading.text(name)
     if not _is(reading, "huggingface"):
-        raise InertError("only type=huggingface uses it")
+        raise IgnoredError("only type=huggingface uses it")
     revision = "backend.revision"
     suffix = f"@{reading.text(revision)}" if reading.value(revision) else ""
     return {"data.images": f"hf://datasets/{text}{suffix}"}
@@ -148,7 +148,9 @@ def instance_prompt(reading: Reading, name: str) -> Values:
         return common.of_images("data.class_tokens")(reading, name)
     if reading.is_on(stated(reading, "prepend_instance_prompt")):
         return common.of_images("data.caption_prefix")(reading, name)
-    raise InertError("only prepend_instance_prompt, only_instance_prompt and instanceprompt use it")
+    raise IgnoredError(
+        "only prepend_instance_prompt, only_instance_prompt and instanceprompt use it"
+    )
 
 
 def shuffle(reading: Reading, name: str) -> Values:
@@ -201,7 +203,7 @@ def crop_style(reading: Reading, name: str) -> Values:
     if word not in _STYLES:
         raise reading.wrong(name, f"must be one of {', '.join(_STYLES)}")
     if not reading.is_on("backend.crop"):
-        raise InertError("only crop uses it")
+        raise IgnoredError("only crop uses it")
     if word in ("corner", "face"):
         raise NoCounterpartError("crops are of the middle, or drawn: data.variants.crops")
     return {}
@@ -213,7 +215,7 @@ def crop_aspect(reading: Reading, name: str) -> Values:
     if word not in _ASPECTS:
         raise reading.wrong(name, f"must be one of {', '.join(_ASPECTS)}")
     if not reading.is_on("backend.crop"):
-        raise InertError("only crop uses it")
+        raise IgnoredError("only crop uses it")
     if word in ("closest", "random"):
         raise NoCounterpartError(
             "each picture has the bucket of its own aspect ratio: data.buckets"
@@ -319,7 +321,7 @@ def negative(reading: Reading, name: str) -> Values:
     """Return nothing: only lines of prompts have a negative prompt."""
     reading.text(name)
     if not _is_guided(reading):
-        raise InertError("used with validation_guidance_real above 1 only")
+        raise IgnoredError("used with validation_guidance_real above 1 only")
     if reading.prompt_file is None:
         raise NoCounterpartError("lines of sampling.prompt_file have --n: --prompt-file")
     reading.notes[name] = common.PROMPT_NOTE
@@ -351,7 +353,7 @@ def sample_epochs(reading: Reading, name: str) -> Values:
     _require_prompt(reading)
     epochs = reading.whole(name)
     if not epochs:
-        raise InertError("0 asks for none")
+        raise IgnoredError("0 asks for none")
     if reading.has(STEPS) and reading.number(STEPS):
         raise NoCounterpartError(f"images have one interval: {STEPS}")
     steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
@@ -368,6 +370,6 @@ def sample_at_start(reading: Reading, name: str) -> Values:
 
 def _require_prompt(reading: Reading) -> None:
     if reading.is_on("validation_disable"):
-        raise InertError("validation_disable is on")
+        raise IgnoredError("validation_disable is on")
     if not reading.has("validation_prompt"):
         raise NoCounterpartError("images need validation_prompt")

@@ -11,7 +11,7 @@ from fluxtrain.imports.common import SELECTION_FIELDS, selection
 from fluxtrain.imports.simpletuner_pictures import ACCUMULATION, BATCH
 from fluxtrain.imports.table import (
     Convert,
-    InertError,
+    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -51,7 +51,7 @@ TARGET_FIELDS = (*_ATTENTION, *SELECTION_FIELDS)
 """The fields that flux_lora_target sets."""
 
 
-def take_apart(reading: Reading) -> dict[str, object]:
+def flatten(reading: Reading) -> dict[str, object]:
     """Return the options without dashes, by their present names."""
     options: dict[str, object] = {}
     for given, value in reading.given.items():
@@ -95,7 +95,7 @@ def of_adapter(convert: Convert) -> Convert:
 
     def only(reading: Reading, name: str) -> Values:
         if not _is_adapter(reading):
-            raise InertError("only model_type=lora uses it")
+            raise IgnoredError("only model_type=lora uses it")
         return convert(reading, name)
 
     return only
@@ -109,7 +109,7 @@ def of_peft(convert: Convert) -> Convert:
             return convert(reading, name)
         with suppress(NoCounterpartError):
             convert(reading, name)
-        raise InertError("lora_type=lycoris does not use it; lycoris_config has its own")
+        raise IgnoredError("lora_type=lycoris does not use it; lycoris_config has its own")
 
     return of_adapter(only)
 
@@ -170,7 +170,7 @@ def of_optimizer(path: str) -> Convert:
         if not is_known(reading):
             raise NoCounterpartError(f"is meant for {reading.text('optimizer')}")
         if name.startswith("adam_") and OPTIMIZERS[reading.word("optimizer")] == "lion":
-            raise InertError("only Adam's optimizers use it")
+            raise IgnoredError("only Adam's optimizers use it")
         return {path: reading.number(name)}
 
     return convert
@@ -206,7 +206,7 @@ def lr_end(reading: Reading, name: str) -> Values:
     """Return nothing: polynomial writes it."""
     reading.number(name)
     if reading.word("lr_scheduler") != "polynomial":
-        raise InertError("only polynomial uses it")
+        raise IgnoredError("only polynomial uses it")
     reading.notes[name] = "written with lr_scheduler"
     return {}
 
@@ -222,7 +222,7 @@ def steps(reading: Reading, name: str) -> Values:
 def epochs(reading: Reading, name: str) -> Values:
     """Return the epochs, or their steps if the samples of one are known; max_train_steps wins."""
     if reading.has("max_train_steps") and reading.whole("max_train_steps") > 0:
-        raise InertError("max_train_steps wins")
+        raise IgnoredError("max_train_steps wins")
     if reading.number(name) <= 0:
         raise reading.wrong(name, "must be above 0, or max_train_steps must be")
     found = common.steps_of(reading.number(name), reading, BATCH, ACCUMULATION)
@@ -369,7 +369,7 @@ def _of_lokr(convert: Convert) -> Convert:
     def only(reading: Reading, name: str) -> Values:
         values = convert(reading, name)
         if not is_lycoris(reading):
-            raise InertError("only lora_type=lycoris uses it")
+            raise IgnoredError("only lora_type=lycoris uses it")
         if not is_lokr(reading):
             raise NoCounterpartError("is of another algo than lokr")
         return values
@@ -384,7 +384,7 @@ def _is_full(reading: Reading) -> bool:
 def _rank(reading: Reading, name: str) -> Values:
     value = reading.positive(name)
     if _is_full(reading):
-        raise InertError("full_matrix ignores it")
+        raise IgnoredError("full_matrix ignores it")
     if value > common.LARGEST_RANK:
         reading.notes[name] = common.WHOLE
         return {"adapter.lokr.full_matrix": True}
@@ -396,7 +396,7 @@ def _alpha(reading: Reading, name: str) -> Values:
     dimension = "lycoris.linear_dim"
     rank = reading.positive(dimension) if reading.has(dimension) else None
     if _is_full(reading) or (rank is not None and rank > common.LARGEST_RANK):
-        raise InertError("no factor is a product of the rank")
+        raise IgnoredError("no factor is a product of the rank")
     if value == 0 and rank is None:
         raise NoCounterpartError("0 stands for linear_dim, which is not given")
     return {"adapter.alpha": float(value or rank or 0)}

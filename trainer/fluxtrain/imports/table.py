@@ -25,7 +25,7 @@ class NoCounterpartError(Exception):
     """A value of an option is right, but cannot be stated here; the text says why."""
 
 
-class InertError(NoCounterpartError):
+class IgnoredError(NoCounterpartError):
     """A value of an option has no effect in the other trainer beside the other options."""
 
 
@@ -154,13 +154,13 @@ Convert: TypeAlias = Callable[[Reading, str], Values]
 NoCounterpartError if it is right, but cannot be stated here."""
 
 
-class Fate(Enum):
-    """What becomes of an option; the value is the heading in reports."""
+class Disposition(Enum):
+    """How an option is mapped; the value is the heading in reports."""
 
     WRITTEN = "written"
-    ELSEWHERE = "not part of the file"
+    OUTSIDE = "not part of the file"
     AUTOMATIC = "nothing to set"
-    INERT = "does nothing there either"
+    IGNORED = "does nothing there either"
     MISSING = "no counterpart"
     UNKNOWN = "unknown"
 
@@ -169,14 +169,14 @@ class Fate(Enum):
 class Option:
     """One option of another trainer."""
 
-    fate: Fate
-    """What becomes of it; WRITTEN unless ``convert`` finds no counterpart of the value."""
+    disposition: Disposition
+    """How it is mapped; WRITTEN unless ``convert`` finds no counterpart of the value."""
     fields: tuple[str, ...] = ()
     """The fields that it sets, for the documentation."""
     note: str = ""
-    """What differs, or the reason of the fate."""
+    """What differs, or the reason of the disposition."""
     convert: Convert | None = None
-    """Conversion of the value, with the fate WRITTEN."""
+    """Conversion of the value, with the disposition WRITTEN."""
     default: object = None
     """Value with which the trainer runs if the option is not given, to be converted too; None: none."""
     off: tuple[object, ...] = ()
@@ -201,27 +201,27 @@ def fields(
     paths: Iterable[str], convert: Convert, default: object = None, note: str = ""
 ) -> Option:
     """Return the row of an option that ``convert`` turns into values of fields at ``paths``."""
-    return Option(Fate.WRITTEN, tuple(paths), note, convert, default)
+    return Option(Disposition.WRITTEN, tuple(paths), note, convert, default)
 
 
-def elsewhere(note: str, is_secret: bool = False) -> Option:
+def set_outside(note: str, is_secret: bool = False) -> Option:
     """Return the row of an option that is stated outside the file."""
-    return Option(Fate.ELSEWHERE, note=note, is_secret=is_secret)
+    return Option(Disposition.OUTSIDE, note=note, is_secret=is_secret)
 
 
 def automatic(note: str) -> Option:
     """Return the row of an option that needs no counterpart."""
-    return Option(Fate.AUTOMATIC, note=note)
+    return Option(Disposition.AUTOMATIC, note=note)
 
 
-def inert(note: str) -> Option:
+def ignored(note: str) -> Option:
     """Return the row of an option that the other trainer accepts without an effect on FLUX.1."""
-    return Option(Fate.INERT, note=note)
+    return Option(Disposition.IGNORED, note=note)
 
 
 def missing(note: str, *off: object) -> Option:
     """Return the row of an option without a counterpart, of which the values ``off`` ask for nothing."""
-    return Option(Fate.MISSING, note=note, off=(False, *off))
+    return Option(Disposition.MISSING, note=note, off=(False, *off))
 
 
 def each(names: str, row: Option) -> dict[str, Option]:
@@ -285,7 +285,7 @@ class Trainer:
     name: str
     """How reports call it."""
     options: Mapping[str, Option]
-    """What becomes of its options, in the order of reports; a later row wins over an earlier one's field."""
+    """Its options, in the order of reports; a later row wins over an earlier one's field."""
     base: Callable[[Reading], Values]
     """Returns the preset and what else follows from no single option."""
     prepare: Callable[[Reading], Mapping[str, object]] = lambda reading: reading.given
@@ -321,7 +321,7 @@ class Imported:
     """``spec.run``: a preset and the fields that were written."""
     config: RunConfig
     """What ``run`` resolves to."""
-    lines: Mapping[Fate, list[Line]]
+    lines: Mapping[Disposition, list[Line]]
     prompts: tuple[str, ...] = ()
     """Lines of the file of prompts that ``run`` names, if one was asked for."""
 
@@ -336,34 +336,34 @@ def import_options(trainer: Trainer, reading: Reading, overrides: Mapping[str, A
     reading.given = trainer.prepare(reading)
     if others := _other_kinds(trainer, reading):
         raise join_errors(others)
-    lines: dict[Fate, list[Line]] = {fate: [] for fate in Fate}
+    lines: dict[Disposition, list[Line]] = {disposition: [] for disposition in Disposition}
     errors = []
     for name, row in trainer.options.items():
         if not reading.has(name):
             continue
         try:
-            fate, line = _line(reading, name, row)
+            disposition, line = _line(reading, name, row)
         except ConfigError as error:
             errors.append(error)
         else:
-            if line.is_given or fate not in (Fate.AUTOMATIC, Fate.INERT):
-                lines[fate].append(line)
+            if line.is_given or disposition not in (Disposition.AUTOMATIC, Disposition.IGNORED):
+                lines[disposition].append(line)
     errors += _misplaced(trainer, reading)
     for name in reading.given.keys() - trainer.options.keys():
         hint = did_you_mean(name, trainer.options) if len(name) < 80 else ""
         hint = hint if hint.startswith("; did") else ""
         shown = None if _SECRET.search(name) else reading.value(name)
         line = Line(name, shown, True, note=f"no option that is known here{hint}")
-        lines[Fate.UNKNOWN].append(line)
-    lines[Fate.UNKNOWN].sort(key=lambda line: line.option)
+        lines[Disposition.UNKNOWN].append(line)
+    lines[Disposition.UNKNOWN].sort(key=lambda line: line.option)
     if errors:
         raise join_errors(errors)
     run = merge(_nested(trainer.base(reading)), {})
-    for line in lines[Fate.WRITTEN]:
+    for line in lines[Disposition.WRITTEN]:
         run = merge(run, _nested(line.values))
     sources = {
         f"spec.run.{path}": line
-        for line in lines[Fate.WRITTEN]
+        for line in lines[Disposition.WRITTEN]
         for path in line.values
         if value_at(overrides, path) is None
     }
@@ -383,23 +383,23 @@ def _misplaced(trainer: Trainer, reading: Reading) -> Iterator[ConfigError]:
             yield ConfigError(name, value, "must be a mapping of options")
 
 
-def _line(reading: Reading, name: str, row: Option) -> tuple[Fate, Line]:
+def _line(reading: Reading, name: str, row: Option) -> tuple[Disposition, Line]:
     value, is_given = reading.value(name), name in reading.given
     shown = None if row.is_secret or _SECRET.search(name) else value
-    if row.fate is Fate.MISSING and _is_off(value, row.off):
-        return Fate.AUTOMATIC, Line(name, shown, is_given, note="off here too")
+    if row.disposition is Disposition.MISSING and _is_off(value, row.off):
+        return Disposition.AUTOMATIC, Line(name, shown, is_given, note="off here too")
     if row.convert is None:
-        return row.fate, Line(name, shown, is_given, note=row.note)
+        return row.disposition, Line(name, shown, is_given, note=row.note)
     try:
         values = row.convert(reading, name)
-    except InertError as error:
-        return Fate.INERT, Line(name, shown, is_given, note=str(error))
+    except IgnoredError as error:
+        return Disposition.IGNORED, Line(name, shown, is_given, note=str(error))
     except NoCounterpartError as error:
-        return Fate.MISSING, Line(name, shown, is_given, note=str(error))
+        return Disposition.MISSING, Line(name, shown, is_given, note=str(error))
     note = reading.notes.get(name, row.note)
     if not values:
-        return Fate.AUTOMATIC, Line(name, shown, is_given, note=note)
-    return Fate.WRITTEN, Line(name, shown, is_given, values, note)
+        return Disposition.AUTOMATIC, Line(name, shown, is_given, note=note)
+    return Disposition.WRITTEN, Line(name, shown, is_given, values, note)
 
 
 _SECRET = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key|webhook\w*)$")

@@ -16,7 +16,7 @@ from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, in_yaml_word
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.kohya_values import OPTIMIZERS
 from fluxtrain.imports.table import (
-    Fate,
+    Disposition,
     Imported,
     Line,
     Option,
@@ -40,11 +40,11 @@ class Variable:
     default: str | None = None
     """The script's value if it is not set."""
     row: Option | None = None
-    """What becomes of it, if sd-scripts has no such option."""
+    """How it is mapped, if sd-scripts has no such option."""
 
     @property
     def meaning(self) -> Option:
-        """Return what becomes of it."""
+        """Return how it is mapped."""
         return self.row or replace(KOHYA.options[self.option], default=self.default)
 
 
@@ -158,8 +158,8 @@ def import_variables(
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
         raise join_errors(_renamed(errors, names)) from None
     lines = {
-        fate: [replace(line, option=_shown(line.option, names)) for line in lines]
-        for fate, lines in found.lines.items()
+        disposition: [replace(line, option=_shown(line.option, names)) for line in lines]
+        for disposition, lines in found.lines.items()
     }
     return replace(found, lines=lines)
 
@@ -227,8 +227,8 @@ def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
     found = import_variables(_with_those_of(config, given), {})
     different = [
         ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")
-        for fate in (Fate.WRITTEN, Fate.MISSING)
-        for line in found.lines[fate]
+        for disposition in (Disposition.WRITTEN, Disposition.MISSING)
+        for line in found.lines[disposition]
         if line.option in compared
         for text in _differences(line, found.run, config)
     ]

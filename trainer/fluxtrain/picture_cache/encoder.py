@@ -23,7 +23,7 @@ from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, read_picture
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.parallel.distributed import World
-from fluxtrain.picture_cache.work import wanted_latents
+from fluxtrain.picture_cache.work import required_latents
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -94,7 +94,7 @@ class PictureEncoder:
         try:
             read = read_picture(file, self.config.data, self.config.drawn_seed)
             seen = read.width, read.height, read.sha256, read.mask_sha256
-            wanted = wanted_latents(self.config, cache, picture, *seen)
+            wanted = required_latents(self.config, cache, picture, *seen)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple(

@@ -114,9 +114,9 @@ def pinned_sources(
     """Return what the run's URLs hold; ConfigError if that is not what the run in the output began with."""
     path = paths.output / PINS
     pins = _read_pins(path)
-    patience = patience_of(data.download, check)
+    policy = patience_of(data.download, check)
     listed = [
-        list_source(field, url, is_wanted, patience, pins.get(url, {}).get("pinned", ""))
+        list_source(field, url, is_wanted, policy, pins.get(url, {}).get("pinned", ""))
         for field, url in remote_sources(data, paths.data)
     ]
     for note in filter(None, map(unread, [] if is_written else listed)):
@@ -304,8 +304,8 @@ def fill_folder(
                 _unpack(source, target / file.name, place, data, check)
 
     if source.local_folder is None:
-        patience, missing = patience_of(data.download, check), replace(source, files=wanted)
-        fetch_source(missing, target, data.download.connections, patience, advance, use)
+        policy, missing = patience_of(data.download, check), replace(source, files=wanted)
+        fetch_source(missing, target, data.download.connections, policy, advance, use)
         return
     for file in wanted:
         use(file, check)

@@ -14,7 +14,7 @@ from fluxtrain.data.formats.tar_index import MAX_CAPTION_BYTES
 from fluxtrain.data.pictures.picture import decode, read_bytes
 from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, reason_of
 from fluxtrain.errors import UNSET, ConfigError, DataError, StorageError
-from fluxtrain.picture_cache.work import nothing_left
+from fluxtrain.picture_cache.work import no_usable_images
 
 PATTERN = "pictures-%06d.tar"
 MAX_SHARD_BYTES = 1 << 30
@@ -64,7 +64,7 @@ def pack(
         count = len(list(partial.iterdir()))
         if len(left_out) == len(pictures):
             shutil.rmtree(partial)
-            raise nothing_left(left_out)
+            raise no_usable_images(left_out)
         partial.rename(output)
     except OSError as error:
         raise StorageError(f"{output}: cannot be written ({error.strerror})") from None

@@ -194,7 +194,7 @@ def refused(
     """
     used, lost, most = len({each.path for each in pictures}), num_lost(skipped), data.max_skipped
     if not used:
-        return nothing_left(skipped, report)
+        return no_usable_images(skipped, report)
     if lost <= (most > 0) or lost / (used + lost) <= most:
         return None
     limit = f"more than the share of spec.run.data.max_skipped, {most:g}"
@@ -202,7 +202,7 @@ def refused(
     return _refusal(begin, skipped, report, "raise spec.run.data.max_skipped")
 
 
-def nothing_left(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
+def no_usable_images(skipped: Mapping[str, str], report: Path | None = None) -> DataError:
     """Return the error of a run of which all pictures are ``skipped``; ``report`` names all of them."""
     begin = f"none of the {num_lost(skipped) or len(skipped)} pictures can be used"
     return _refusal(begin, skipped, report)
@@ -349,13 +349,13 @@ def is_done(
     if record is None or record.fault:
         return record is not None and picture.is_streamed
     seen = record.width, record.height, record.sha256, record.mask_sha256
-    wanted = [each for each, _ in wanted_latents(config, cache, picture, *seen)]
+    wanted = [each for each, _ in required_latents(config, cache, picture, *seen)]
     names = [f"latents/{cache.latents_path(each.id).name}" for each in wanted]
     names += [f"masks/{cache.mask_path(each.mask).name}" for each in wanted if each.mask]
     return wanted == list(record.latents) and all(map(exists, names))
 
 
-def wanted_latents(
+def required_latents(
     config: RunConfig,
     cache: PictureCache,
     picture: TrainingPicture,

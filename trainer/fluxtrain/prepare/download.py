@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 from fluxtrain.data.formats.tar import quoted
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.fetch.http import MAX_SMALL_BYTES, DownloadError, HttpClient, is_url
-from fluxtrain.fetch.source import PARTIAL, ExhaustedError, Patience
+from fluxtrain.fetch.source import PARTIAL, ExhaustedError, RetryPolicy
 from fluxtrain.fetch.source import fetch as fetch_file
 from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile
 from fluxtrain.prepare.work import storage_errors
@@ -154,9 +154,9 @@ def fetch(
             if hashlib.file_digest(content, hasher).hexdigest() == entry.digest:
                 return target
     file = RemoteFile(entry.path, UNKNOWN, "", f"{entry.algorithm}:{entry.digest}")
-    patience = Patience(client.attempts, client.backoff, client.timeout, client.min_rate)
+    policy = RetryPolicy(client.attempts, client.backoff, client.timeout, client.min_rate)
     try:
-        fetch_file(lambda _, at: client.open(entry.url, at), file, folder, patience, advance)
+        fetch_file(lambda _, at: client.open(entry.url, at), file, folder, policy, advance)
     except (ExhaustedError, RefusedError) as error:
         text = str(error).removeprefix(f"{entry.path}: ")
         raise DownloadError(f"{entry.url}: {text}") from None

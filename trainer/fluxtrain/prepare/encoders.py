@@ -49,7 +49,7 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
 
 
 def prepare_encoders(
-    wanted: Mapping[str, Sequence[Place]], models: Path, force: bool = False
+    wanted: Mapping[str, Sequence[EncoderSource]], models: Path, force: bool = False
 ) -> None:
     """Collect the ``wanted`` encoders from their places and verify them; verify those that are there.
 
@@ -70,7 +70,7 @@ def prepare_encoders(
             shutil.rmtree(downloaded)
 
 
-def _collect(name: str, places: Sequence[Place], models: Path) -> str:
+def _collect(name: str, places: Sequence[EncoderSource], models: Path) -> str:
     """Copy the files of ``name`` to a partial folder, verify it, put it in its place; return what it is."""
     partial = models / f".{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -213,16 +213,16 @@ class LocalFolder:
 
 
 @dataclass(frozen=True)
-class Place:
+class EncoderSource:
     """A folder of a base; ``text`` is what the user gave."""
 
     text: str
     open: Callable[[], Base]
     folder: str = ""
 
-    def below(self, folder: str) -> Place:
+    def below(self, folder: str) -> EncoderSource:
         """Return the place of a folder in this one."""
-        return Place(self.text, self.open, f"{self.folder}/{folder}".strip("/"))
+        return EncoderSource(self.text, self.open, f"{self.folder}/{folder}".strip("/"))
 
     def copy(self, patterns: tuple[str, ...], target: Path) -> None:
         """Copy the files that match one of ``patterns`` to ``target``; raise DataError if there are none."""
@@ -233,7 +233,7 @@ class Place:
             raise DataError(f"{self.text}{where}: has no file {' or '.join(patterns)}")
 
 
-def parse_place(text: str, scratch: Path, flag: str) -> Place:
+def parse_source(text: str, scratch: Path, flag: str) -> EncoderSource:
     """Return the place that ``text`` names; files are downloaded to ``scratch``, later.
 
     Raises ConfigError, naming ``flag``, if it names none.
@@ -243,14 +243,14 @@ def parse_place(text: str, scratch: Path, flag: str) -> Place:
         if match is None:
             raise ConfigError(flag, text, f"allowed: {_ALLOWED}")
         name, revision = match["name"], match["revision"] or "main"
-        return Place(
+        return EncoderSource(
             text, cache(lambda: open_hub_model(name, revision, scratch)), match["folder"] or ""
         )
     if text.endswith((".md5", ".uri")):
-        return Place(text, cache(lambda: _downloaded(text, scratch)))
+        return EncoderSource(text, cache(lambda: _downloaded(text, scratch)))
     if not Path(text).is_dir():
         raise ConfigError(flag, text, f"no such folder; allowed: {_ALLOWED}")
-    return Place(text, lambda: LocalFolder(Path(text)))
+    return EncoderSource(text, lambda: LocalFolder(Path(text)))
 
 
 def _downloaded(manifest: str, scratch: Path) -> LocalFolder:

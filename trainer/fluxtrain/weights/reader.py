@@ -114,7 +114,7 @@ _KINDS = (
 """Parts of names, of which any file of a kind has one."""
 
 
-def what_it_is(names: Iterable[str]) -> str:
+def identify(names: Iterable[str]) -> str:
     """Return "; it holds ..." for a known kind of file, "" for others."""
     known = list(names)
     for parts, kind in _KINDS:
@@ -326,7 +326,7 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
         return _FileWeights(path, locations, _DIFFUSERS)
     names = ", ".join(sorted(locations)[:3])
     text = f"neither BFL's nor diffusers' FLUX transformer (it has {names} ...)"
-    raise DataError(f"{path}: {text}{what_it_is(locations)}")
+    raise DataError(f"{path}: {text}{identify(locations)}")
 
 
 def _with_scales(path: Path, locations: dict[str, _Location]) -> dict[str, _Location]:

@@ -162,10 +162,10 @@ def _rows_at_once(path: Path) -> int:
     Raises DataError if its pages are too large.
     """
     try:
-        sizes = check_pages(path, {KEY, TIMESTEP, *COLUMNS.values()})
+        dictionaries = check_pages(path, {KEY, TIMESTEP, *COLUMNS.values()})
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not a whole parquet file ({short_message(error)})") from None
-    return min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max(1, sizes.dictionaries)))
+    return min(_ROWS_AT_ONCE, max(1, _BATCH_BYTES // max(1, dictionaries)))
 
 
 def _groups(path: Path) -> list[tuple[Path, int, int]]:

@@ -33,17 +33,8 @@ _PAGE_TYPE, _UNCOMPRESSED, _COMPRESSED = 1, 2, 3
 _ENCODINGS = ((5, 2), (8, 4))  # of data pages of both versions: their header, and its encoding
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What columns of a file become when they are decompressed, in bytes."""
-
-    dictionaries: int
-    """The largest sum of a row group's dictionaries."""
-    largest_page: int
-
-
-def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> Sizes:
-    """Return the sizes of ``columns`` of the parquet file ``path``; others are not looked at.
+def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> int:
+    """Return the most bytes that the dictionaries of a row group become, of ``columns`` of the file ``path``.
 
     A column of a struct is given by the names on its path. Raises ValueError, with the reason, if the file is
     malformed or would need more memory than it should, OSError if it cannot be read.
@@ -63,14 +54,12 @@ def check_pages(path: Path, columns: Collection[str | tuple[str, ...]]) -> Sizes
         rows = sum(_natural(group.get(_GROUP_ROWS)) for group in groups)
         if max(rows, _natural(footer.get(_ROWS))) > MAX_ROWS:
             raise ValueError(f"it claims {rows} rows, at most {MAX_ROWS} are read")
-        dictionaries, largest = 0, 0
+        dictionaries = 0
         for group in groups:
-            of_group = 0
-            for page, uncompressed in _pages(file, size, group, columns):
-                largest = max(largest, uncompressed)
-                of_group += uncompressed * (page == _DICTIONARY_PAGE)
+            pages = _pages(file, size, group, columns)
+            of_group = sum(uncompressed for page, uncompressed in pages if page == _DICTIONARY_PAGE)
             dictionaries = max(dictionaries, of_group)
-    return Sizes(dictionaries, largest)
+    return dictionaries
 
 
 def _pages(

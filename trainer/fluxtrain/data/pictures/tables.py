@@ -117,12 +117,6 @@ def _is_of(name: str, split: str) -> bool:
 
 def _rows(path: Path, table: TableConfig) -> Iterator[tuple[Any, Any]]:
     """Yield the bytes of the picture and the caption of each row; either may be anything."""
-    import pyarrow as pa  # these take a while to import
-    import pyarrow.parquet as pq
-
-    from fluxtrain.data.formats.arrow import short_message
-    from fluxtrain.data.formats.parquet_pages import CONTAINER_LIMIT, check_pages
-
     try:
         check_pages(path, [])
         schema = pq.read_schema(path)
