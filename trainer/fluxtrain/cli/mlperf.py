@@ -193,7 +193,8 @@ def _package(
     from fluxtrain.mlperf.review import package, review
 
     waivers = review.parse(arguments.waive)
-    reasons = implementation.parse_reasons(arguments.reason)
+    allowed = "must be FIELD=REASON, such as model=a smaller one"
+    reasons = evidence.named_texts("--reason", arguments.reason, allowed)
     all_runs = runs = [evidence.read_finished_run(folder) for folder in folders]
     if len(runs) > rcp.NUM_RUNS:
         runs = rcp.median_window(runs)
@@ -210,7 +211,10 @@ def _package(
         given = implementation.fetched_image(runs)
     image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
     known = package.known_fields(runs)
-    answers: dict[str, object] = {**package.parse_answers(arguments.answer)}
+    allowed = "must be FIELD=TEXT, such as cooling=liquid"
+    answers: dict[str, object] = {
+        **evidence.named_texts("--answer", arguments.answer, allowed, may_be_empty=True)
+    }
     if arguments.system.exists():
         answers = {**package.read_answers(arguments.system), **answers}
     elif not package.is_complete({**known, **answers}):

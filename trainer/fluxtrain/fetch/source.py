@@ -221,7 +221,7 @@ def _fetch_all(
             stop.set()
 
 
-def patience_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> RetryPolicy:
+def policy_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> RetryPolicy:
     """Return the policy that ``config`` asks for."""
     return RetryPolicy(attempts=config.attempts, check=check)
 

@@ -107,7 +107,7 @@ SAMPLES: Mapping[str, Option] = {
     "sample.prompts": fields(_PROMPTS, values.prompts),
     "sample.samples": fields(_PROMPTS, values.prompts, note="their prompts"),
     **{
-        f"sample.samples.{name}": fields([], values.of_lines(option), note=_IN_FILE)
+        f"sample.samples.{name}": fields([], common.of_lines(option), note=_IN_FILE)
         for name, option in (
             ("width", "--w"),
             ("height", "--h"),
@@ -130,7 +130,7 @@ SAMPLES: Mapping[str, Option] = {
     "sample.sampler": automatic("FLUX.1 is sampled with Euler's method"),
     "sample.width": fields([], values.side("--w"), note=_IN_FILE),
     "sample.height": fields([], values.side("--h"), note=_IN_FILE),
-    "sample.seed": fields([], values.of_lines("--d"), note=_IN_FILE),
+    "sample.seed": fields([], common.of_lines("--d"), note=_IN_FILE),
     "sample.walk_seed": fields([], values.walk_seed, note=_IN_FILE),
     "sample.sample_start_step": missing("from sampling.every_steps on", 0),
     **each("sample.network_multiplier sample.format", missing("strength 1, PNG", 1, "png")),

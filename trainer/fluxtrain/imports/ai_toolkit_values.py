@@ -449,18 +449,6 @@ def side(option: str) -> Convert:
     return convert
 
 
-def of_lines(option: str) -> Convert:
-    """Return the conversion of a setting of images that only lines of a file have, as ``option``."""
-
-    def convert(reading: Reading, name: str) -> Values:
-        if reading.prompt_file is None:
-            raise NoCounterpartError(f"lines of sampling.prompt_file have {option}: --prompt-file")
-        reading.notes[name] = common.PROMPT_NOTE
-        return {}
-
-    return convert
-
-
 def walk_seed(reading: Reading, name: str) -> Values:
     """Return nothing if every image has noise of its own."""
     if reading.prompt_file is not None:

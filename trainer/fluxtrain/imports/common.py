@@ -466,6 +466,19 @@ def line(reading: Reading, name: str, text: str, options: Mapping[str, object]) 
     return " ".join([prompt, *(f"--{name} {value}" for name, value in options.items())])
 
 
+def of_lines(option: str, read: Callable[[Reading, str], object] = Reading.value) -> Convert:
+    """Return the conversion of a setting of images that only lines of a file have, as ``option``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        read(reading, name)
+        if reading.prompt_file is None:
+            raise NoCounterpartError(f"lines of sampling.prompt_file have {option}: --prompt-file")
+        reading.notes[name] = PROMPT_NOTE
+        return {}
+
+    return convert
+
+
 def written(reading: Reading, lines: Sequence[str]) -> Values:
     """Return the field that names the file, whose ``lines`` are kept in ``reading``."""
     reading.prompts += lines

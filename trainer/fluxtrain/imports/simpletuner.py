@@ -384,7 +384,7 @@ _SAMPLES: Mapping[str, Option] = {
     "validation_negative_prompt": fields(
         [], pictures.negative, note="with validation_guidance_real above 1"
     ),
-    "validation_seed": fields([], pictures.sample_seed, note=_IN_FILE),
+    "validation_seed": fields([], common.of_lines("--d", Reading.whole), note=_IN_FILE),
     "validation_randomize": missing("the noise follows from seed"),
     "validation_resolution": fields([], pictures.sample_size, note=_IN_FILE),
     **each(

@@ -12,8 +12,6 @@ OF_BACKEND = "backend."
 _TYPES = ("local", "aws", "huggingface")
 _OTHER_TYPES = ("csv", "memory", "parquet", "webshart")
 _SEPARATORS = {"comma": ",", "space": " ", "period": "."}
-_ASPECTS = ("square", "preserve", "closest", "random")
-_STYLES = ("random", "center", "centre", "corner", "face")
 SIZES = (
     *("data.image_size", "data.buckets.step", "data.buckets.upscale"),
     "data.buckets.resolutions",
@@ -197,30 +195,32 @@ def crop(reading: Reading, name: str) -> Values:
     return {"data.variants.crops": common.CROPS}
 
 
-def crop_style(reading: Reading, name: str) -> Values:
-    """Return nothing: crop is written with it."""
-    word = reading.word(name)
-    if word not in _STYLES:
-        raise reading.wrong(name, f"must be one of {', '.join(_STYLES)}")
-    if not reading.is_on("backend.crop"):
-        raise IgnoredError("only crop uses it")
-    if word in ("corner", "face"):
-        raise NoCounterpartError("crops are of the middle, or drawn: data.variants.crops")
-    return {}
+def part_of_crop(words: tuple[str, ...], refused: tuple[str, ...], why: str) -> Convert:
+    """Return the conversion of one of ``words`` to no field: crop is written with it."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        word = reading.word(name)
+        if word not in words:
+            raise reading.wrong(name, f"must be one of {', '.join(words)}")
+        if not reading.is_on("backend.crop"):
+            raise IgnoredError("only crop uses it")
+        if word in refused:
+            raise NoCounterpartError(why)
+        return {}
+
+    return convert
 
 
-def crop_aspect(reading: Reading, name: str) -> Values:
-    """Return nothing: resolution is written with it."""
-    word = reading.word(name)
-    if word not in _ASPECTS:
-        raise reading.wrong(name, f"must be one of {', '.join(_ASPECTS)}")
-    if not reading.is_on("backend.crop"):
-        raise IgnoredError("only crop uses it")
-    if word in ("closest", "random"):
-        raise NoCounterpartError(
-            "each picture has the bucket of its own aspect ratio: data.buckets"
-        )
-    return {}
+crop_style = part_of_crop(
+    ("random", "center", "centre", "corner", "face"),
+    ("corner", "face"),
+    "crops are of the middle, or drawn: data.variants.crops",
+)
+crop_aspect = part_of_crop(
+    ("square", "preserve", "closest", "random"),
+    ("closest", "random"),
+    "each picture has the bucket of its own aspect ratio: data.buckets",
+)
 
 
 def resolution(reading: Reading, name: str) -> Values:
@@ -308,24 +308,12 @@ def _is_guided(reading: Reading) -> bool:
     return reading.has(scale) and reading.number(scale) > 1
 
 
-def sample_seed(reading: Reading, name: str) -> Values:
-    """Return nothing: lines of prompts have it."""
-    reading.whole(name)
-    if reading.prompt_file is None:
-        raise NoCounterpartError("lines of sampling.prompt_file have --d: --prompt-file")
-    reading.notes[name] = common.PROMPT_NOTE
-    return {}
-
-
 def negative(reading: Reading, name: str) -> Values:
     """Return nothing: only lines of prompts have a negative prompt."""
     reading.text(name)
     if not _is_guided(reading):
         raise IgnoredError("used with validation_guidance_real above 1 only")
-    if reading.prompt_file is None:
-        raise NoCounterpartError("lines of sampling.prompt_file have --n: --prompt-file")
-    reading.notes[name] = common.PROMPT_NOTE
-    return {}
+    return common.of_lines("--n")(reading, name)
 
 
 def sample_size(reading: Reading, name: str) -> Values:

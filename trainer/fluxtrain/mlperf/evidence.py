@@ -283,6 +283,19 @@ def file_name(number: int) -> str:
     return f"{OTHERS_FOLDER}/failed_{number:02}.txt"
 
 
+def named_texts(
+    option: str, texts: Iterable[str], allowed: str, may_be_empty: bool = False
+) -> dict[str, str]:
+    """Return the texts of ``option``, NAME=TEXT, by name; ConfigError with what is ``allowed`` for others."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, mark, value = (part.strip() for part in text.partition("="))
+        if not mark or not (may_be_empty or (name and value)):
+            raise ConfigError(option, text, allowed)
+        found[name] = value
+    return found
+
+
 def parse_failed(texts: Iterable[str]) -> list[FailedRun]:
     """Return the failed runs from ``FOLDER=REASON``; raise ConfigError for other texts, and ended runs."""
     runs = []

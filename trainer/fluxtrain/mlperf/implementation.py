@@ -17,7 +17,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -174,17 +174,6 @@ def implementation_json(
 DEVIATIONS_FILE = "deviations.md"
 _MAX_SHOWN = 8
 _NO_REASON = "set by the job; the submitter gave no reason"
-
-
-def parse_reasons(texts: Iterable[str]) -> dict[str, str]:
-    """Return the reasons from ``FIELD=REASON``; raise ConfigError for other texts."""
-    reasons: dict[str, str] = {}
-    for text in texts:
-        field, _, reason = text.partition("=")
-        if not field.strip() or not reason.strip():
-            raise ConfigError("--reason", text, "must be FIELD=REASON, such as model=a smaller one")
-        reasons[field.strip()] = reason.strip()
-    return reasons
 
 
 def statement(found: Sequence[Deviation]) -> str:

@@ -28,7 +28,7 @@ from fluxtrain.data.pictures.subset import Places, remote_sources, streamed_urls
 from fluxtrain.data.pictures.tables import SHARD, TABLE, files_of_split, unpack, write_out
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.fetch.node_cache import NodeCache, gib
-from fluxtrain.fetch.source import Advance, Source, fetch_source, list_source, patience_of
+from fluxtrain.fetch.source import Advance, Source, fetch_source, list_source, policy_of
 from fluxtrain.fetch.stores import RemoteFile
 from fluxtrain.parallel.distributed import Channel, World
 from fluxtrain.runtime.files import atomic_write
@@ -114,7 +114,7 @@ def pinned_sources(
     """Return what the run's URLs hold; ConfigError if that is not what the run in the output began with."""
     path = paths.output / PINS
     pins = _read_pins(path)
-    policy = patience_of(data.download, check)
+    policy = policy_of(data.download, check)
     listed = [
         list_source(field, url, is_wanted, policy, pins.get(url, {}).get("pinned", ""))
         for field, url in remote_sources(data, paths.data)
@@ -304,7 +304,7 @@ def fill_folder(
                 _unpack(source, target / file.name, place, data, check)
 
     if source.local_folder is None:
-        policy, missing = patience_of(data.download, check), replace(source, files=wanted)
+        policy, missing = policy_of(data.download, check), replace(source, files=wanted)
         fetch_source(missing, target, data.download.connections, policy, advance, use)
         return
     for file in wanted:

@@ -191,17 +191,6 @@ def read_answers(path: Path) -> dict[str, object]:
     return {str(name): value for name, value in answers.items()}
 
 
-def parse_answers(texts: Iterable[str]) -> dict[str, str]:
-    """Return the fields from ``FIELD=TEXT``; raise ConfigError for other texts."""
-    answers: dict[str, str] = {}
-    for text in texts:
-        name, mark, value = text.partition("=")
-        if not mark:
-            raise ConfigError("--answer", text, "must be FIELD=TEXT, such as cooling=liquid")
-        answers[name.strip()] = value.strip()
-    return answers
-
-
 def is_complete(answers: Mapping[str, object]) -> bool:
     """Return whether every field has a value."""
     return all(answers.get(name) is not None for name in FIELDS)
