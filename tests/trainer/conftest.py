@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,13 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         parts = item.path.parent.relative_to(item.config.rootpath).parts
         if parts[:2] == ("tests", "trainer") and COMPUTING.intersection(parts[2:]):
             item.add_marker("computes")
+
+
+def pytest_collection_finish() -> None:
+    """Let collections skip what exists now: a run in this process would begin by one of all tests."""
+    gc.collect()
+    gc.freeze()
+    vars(gc).update(freeze=lambda: None, unfreeze=lambda: None)  # at its end it thaws all
 
 
 @pytest.fixture(autouse=True)

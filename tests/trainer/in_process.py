@@ -53,7 +53,7 @@ def _run(run: Run, config: RunConfig, paths: RunPaths) -> int:
         ):
             world = World(0, 0, 1, CPU)
             try:
-                with world.exit_stack:
+                with world.exit_stack, ranks.without_curve():
                     run(config, paths, world)
             except FluxtrainError as error:
                 print(error, file=log)

@@ -12,6 +12,7 @@ import transformers.models.t5.modeling_t5  # noqa: F401
 import fluxtrain.cli.run
 import fluxtrain.launch.agent
 import fluxtrain.launch.rank
+import fluxtrain.mlperf.log
 import fluxtrain.prepare.preprocess
 import fluxtrain.prepare.task
 import fluxtrain.sample.task

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
@@ -36,10 +37,16 @@ def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int
     log = paths.output / f"rank_{rank}.txt"
     redirect(log, log)
     try:
-        run(config, paths, World(rank, rank, size, CPU))
+        with without_curve():
+            run(config, paths, World(rank, rank, size, CPU))
     except FluxtrainError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
+
+
+def without_curve() -> AbstractContextManager[object]:
+    """Let runs draw no loss curve, which takes a third of their time; those of `commands` draw theirs."""
+    return mock.patch("fluxtrain.report.curve.save_loss_curve")
 
 
 def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[ForkServerProcess]:

@@ -15,5 +15,4 @@ from fluxtrain.mlperf import compliance
 def forked_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(yaml, "BaseLoader", yaml.CBaseLoader)
-    for module in (compliance, compliance):
-        monkeypatch.setattr(module, "run_tool", run_tool)
+    monkeypatch.setattr(compliance, "run_tool", run_tool)

@@ -15,7 +15,7 @@ from tests.trainer import ranks
 from tests.trainer.commands import Forked, command, environment, fluxtrain, start
 from tests.trainer.outputs import ledger, losses, mlperf_events, mlperf_values
 
-from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.process import LOSS_FILE, RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
@@ -179,6 +179,7 @@ def test_a_finished_run_is_not_repeated(reference: Path) -> None:
     again = finish(reference, *THIRTY_STEPS)
     assert "this run is over (success at step 30)" in again.stdout
     assert len(losses(reference)) == 30
+    assert (reference / LOSS_FILE).read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("steps", [30, 40])
