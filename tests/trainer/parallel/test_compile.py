@@ -107,10 +107,11 @@ def take_steps(
 
 
 COMPILED = [case for case in CASES if case[2]]
-PAIRS = [(case, SIZES[number % 2]) for number, case in enumerate(COMPILED)]
-"""Compiled cases with every pair of a precision, a part that is recomputed and a number of ranks."""
-PROVEN = [each for each in product(COMPILED, SIZES) if each not in PAIRS]
-"""The rest of the compiled cases."""
+RUNS = [
+    *product((case for case in CASES if not case[2]), SIZES),
+    *((case, SIZES[number % 2]) for number, case in enumerate(COMPILED)),
+]
+"""Compiled cases have every pair of a precision, a part that is recomputed and a number of ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +140,7 @@ def numbers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "size"),
-    [
-        pytest.param(*each, marks=[pytest.mark.proof] * (each in PROVEN))
-        for each in product(CASES, SIZES)
-    ],
-)
+@pytest.mark.parametrize(("case", "size"), RUNS)
 def test_no_combination_changes_losses_and_gradients(
     numbers: dict[tuple[Case, int], list[float]], case: Case, size: int
 ) -> None:
