@@ -9,7 +9,7 @@ import yaml
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
-from fluxtrain.contract.run.optim import STATE_VALUES, OptimizerName
+from fluxtrain.contract.run.optim import OPTIMIZER_KINDS, OptimizerName
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.table import Disposition
@@ -221,7 +221,7 @@ def test_variables_that_are_not_set_have_the_values_of_the_file(
         )
 
 
-@pytest.mark.parametrize("name", [*STATE_VALUES])
+@pytest.mark.parametrize("name", [*OPTIMIZER_KINDS])
 def test_the_learning_rate_is_that_of_the_file_s_optimizer(name: OptimizerName) -> None:
     config = resolve({"preset": "dev-lora", "optim": {"name": name, "learning_rate": 0.02}})
     refuse_different({"PARAMS_LEARNING_RATE": "0.02"}, config)

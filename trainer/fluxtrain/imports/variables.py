@@ -239,12 +239,13 @@ def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
 def _with_those_of(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
     """Return ``given`` with the variables that others depend on: of ``config`` where none is given."""
     optim = config.optim
-    optimizer = next(name for name, ours in OPTIMIZERS.known.items() if ours == optim.name)
     found = {
         "PARAMS_LEARNING_SCHEDULER": config.schedule.decay,
-        "PARAMS_OPTIMIZER_TYPE": optimizer,
         "PARAMS_WEIGHT_DECAY": str(optim.weight_decay),
     }
+    for name, ours in OPTIMIZERS.known.items():
+        if ours == optim.name:
+            found.setdefault("PARAMS_OPTIMIZER_TYPE", name)
     if optim.name == "adafactor" and "PARAMS_OPTIMIZER_TYPE" not in given:
         found["PARAMS_OPTIMIZER_ARGS"] = "relative_step=False scale_parameter=False"
     if config.adapter is not None:

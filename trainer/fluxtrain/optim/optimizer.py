@@ -61,7 +61,7 @@ class Optimizer(torch.optim.Optimizer):
         if the model is ``compiled`` do kernels of Triton change the weights.
         """
         super().__init__(parameters, {"lr": config.learning_rate})
-        self._sums = accumulates or not config.takes_rounded_gradients
+        self._sums = accumulates or not config.kind.takes_rounded_gradients
         self._compiled = compiled
         self._is_bfloat16 = parameters[0].dtype == torch.bfloat16
         self.weights = {each: self._new_weight(each, compute) for each in parameters}
@@ -149,7 +149,7 @@ class Optimizer(torch.optim.Optimizer):
     @property
     def averages(self) -> bool:
         """Return whether the run is judged by averages of the weights."""
-        return self._config.ema_decay is not None
+        return self._config.averages
 
     def judged(self, parameter: nn.Parameter) -> Tensor:
         """Return the value of ``parameter`` that the run is judged by, sharded as it is."""

@@ -43,11 +43,6 @@ class ScheduleFreeAdamW(Optimizer):
         self._numbers.load()
         super().resume(steps)
 
-    @property
-    def averages(self) -> bool:
-        """Return True: the weights are averages."""
-        return True
-
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Give the parameters the weights x inside, to evaluate them."""

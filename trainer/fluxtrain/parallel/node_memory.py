@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimizerName, is_quantized
+from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, is_quantized
 from fluxtrain.model.layers import Shape, adapted_layers, entries
 
-_FLOAT32 = 4
-"""Bytes of each number of an optimizer's state."""
-_SHARED_BYTES: Mapping[OptimizerName, tuple[int, int]] = {
-    "prodigy": (3, 8),
-    "schedule_free_adamw": (2, 8),
-}
-"""Numbers of the whole optimizer, and the bytes of each."""
+_FLOAT32, _FLOAT64 = 4, 8
 _SLOTS = 2
 """Images of each part: they are written in turn."""
 _BLOCKS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
@@ -51,21 +45,21 @@ def image_bytes(config: RunConfig, num_shards: int) -> int:
     shapes = list(trained_shapes(config))
     weights = sum(_values_of(shape, num_shards) * count for shape, count in shapes)
     numbers = config.optim.state_values * weights
-    if config.optim.name == "adafactor":
-        numbers += _values_of_moments(shapes, num_shards)
-    quantized = moments_bytes(config, num_shards) if config.optim.name == "adamw_8bit" else 0
-    count, width = _SHARED_BYTES.get(config.optim.name, (0, 0))
-    state = _FLOAT32 * numbers + quantized + -(-count // num_shards) * width
+    if config.optim.kind.is_factored:
+        numbers += _factored_values(shapes, num_shards)
+    shared = _FLOAT64 * -(-config.optim.kind.shared_values // num_shards)
+    state = _FLOAT32 * numbers + quantized_bytes(config, num_shards) + shared
     return config.precision.weight_bytes * weights + state
 
 
-def moments_bytes(config: RunConfig, num_shards: int) -> int:
-    """Return the bytes of adamw_8bit's moments in the largest of ``num_shards`` parts."""
-    return _moments_bytes(config.model, config.adapter, num_shards)
+def quantized_bytes(config: RunConfig, num_shards: int) -> int:
+    """Return the bytes of the optimizer's state in 8 bits in the largest of ``num_shards`` parts."""
+    count = config.optim.kind.quantized_values
+    return count and count * _bytes_in_8_bits(config.model, config.adapter, num_shards)
 
 
 @lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
-def _moments_bytes(model: ModelConfig, adapter: AdapterConfig | None, num_shards: int) -> int:
+def _bytes_in_8_bits(model: ModelConfig, adapter: AdapterConfig | None, num_shards: int) -> int:
     total = 0
     for shape, count in _trained_shapes(model, adapter):
         values = _values_of(shape, num_shards)
@@ -74,7 +68,7 @@ def _moments_bytes(model: ModelConfig, adapter: AdapterConfig | None, num_shards
             values += _FLOAT32 * _values_of((shape[0], blocks), num_shards)
         else:
             values *= _FLOAT32
-        total += 2 * values * count
+        total += values * count
     return total
 
 
@@ -102,8 +96,8 @@ def _values_of(shape: Shape, num_shards: int) -> int:
     return -(-rows // num_shards) * prod(columns)
 
 
-def _values_of_moments(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> int:
-    """Return the numbers of Adafactor's moments: of each row, and a part of all matrices' columns."""
+def _factored_values(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> int:
+    """Return the numbers of a factored moment: of each row, and a part of all matrices' columns."""
     rows = sum(_values_of(shape[:1], num_shards) * count for shape, count in shapes)
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
     return rows + _values_of((columns,), num_shards)

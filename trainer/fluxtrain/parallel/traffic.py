@@ -70,14 +70,10 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
 
 
 def _optimizer_sums(config: RunConfig) -> tuple[int, int]:
-    """Return the all-reduces of the optimizer in a step, and their bytes.
-
-    Prodigy sums two numbers in float64; Adafactor the columns of all matrices, and a number of each tensor.
-    """
-    if config.optim.name == "prodigy":
-        return 1, 2 * _FLOAT64
-    if config.optim.name != "adafactor":
-        return 0, 0
+    """Return the all-reduces of the optimizer in a step, and their bytes."""
+    kind = config.optim.kind
+    if not kind.is_factored:
+        return int(kind.summed_values > 0), kind.summed_values * _FLOAT64
     shapes = list(trained_shapes(config))
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
     return 2, _FLOAT32 * (columns + sum(count for _, count in shapes))

@@ -43,7 +43,6 @@ from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.layers import rate_of
 from fluxtrain.model.loss import FlowLoss
-from fluxtrain.optim.schedule_free import ScheduleFreeAdamW
 from fluxtrain.parallel.compile import attention_backend, compile_module
 from fluxtrain.parallel.distributed import World, local_part
 from fluxtrain.parallel.parallelize import DTYPES, allocate, empty_model
@@ -151,7 +150,7 @@ def _tracker(step: Step) -> MemTracker:
 
 def _beside_parameters(step: Step) -> list[Tensor]:
     """Return this rank's parts of weights that are not the sharded parameters themselves."""
-    if not isinstance(step.optimizer, ScheduleFreeAdamW):
+    if not step.config.optim.kind.averages:
         return []
     return [local_part(weight) for weight in step.optimizer.weights.values()]
 
@@ -301,7 +300,7 @@ class Step:
         copies_ahead: bool = False,
     ) -> None:
         """Make the optimizer, a micro batch, and those that a GPU has copied ahead by then."""
-        self._config, self._device = config, world.device
+        self.config, self._device = config, world.device
         self._shares = BatchShares.of(config, world.size)
         self.model, compute = model, DTYPES[config.precision.compute]
         self.micro_batches = min(self._shares.accumulation_steps, MOST_MICRO_BATCHES)
@@ -329,7 +328,7 @@ class Step:
                 is_last=number == self.micro_batches,
             )
             after_micro_batch()
-        step.update(self.optimizer, self._config, _STEP, self._bad_step, self._times)
+        step.update(self.optimizer, self.config, _STEP, self._bad_step, self._times)
 
     def _encode(self, batch: AnyBatch) -> Batch:
         if isinstance(batch, Batch):
@@ -339,7 +338,7 @@ class Step:
 
     def _batch(self, size: int) -> AnyBatch:
         """Return a batch without values, its text encodings in the dtype that they are stored in."""
-        config, device = self._config, self._device
+        config, device = self.config, self._device
 
         def make(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(size, *shape, dtype=dtype, device=device)

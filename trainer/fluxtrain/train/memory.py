@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod, sqrt
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.optim import OptimizerName, is_quantized
+from fluxtrain.contract.run.optim import is_quantized
 from fluxtrain.data.order import BatchShares
 from fluxtrain.encode.files import encoder_bytes
 from fluxtrain.model.clip import frozen_clip_parameters, saved_by_clip
@@ -34,7 +34,7 @@ from fluxtrain.model.layers import block_number, dora_rows, entries, has_small_b
 from fluxtrain.model.parameters import count_parameters, count_trained, frozen_blocks
 from fluxtrain.optim.optimizer import MOST_VALUES
 from fluxtrain.parallel.distributed import World
-from fluxtrain.parallel.node_memory import moments_bytes
+from fluxtrain.parallel.node_memory import quantized_bytes
 from fluxtrain.parallel.traffic import all_reduces_each
 from fluxtrain.runtime.devices import memory_of
 
@@ -76,7 +76,7 @@ def _optimizer_values(config: RunConfig, passes: Passes) -> int:
 
     A schedule-free optimizer has a weight of its own where others have the parameter itself.
     """
-    averages = config.optim.name == "schedule_free_adamw" and not passes.is_rounded
+    averages = config.optim.kind.averages and not passes.is_rounded
     return config.optim.state_values + averages
 
 
@@ -99,7 +99,7 @@ def memory(
         "weights": passes.weight_bytes,
         "gradients": peak.gradients,
         "optimizer": _optimizer_values(config, passes) * passes.state_bytes
-        + (moments_bytes(config, sharding.dp_shard) if config.optim.name == "adamw_8bit" else 0),
+        + quantized_bytes(config, sharding.dp_shard),
         "gathered": peak.gathered,
         "activations": peak.activations,
         "encoders": encoder_bytes(config),
@@ -170,7 +170,7 @@ class Passes:
         if self._is_sharded:  # FSDP2 casts down at once, and up late
             self._gradient = min(self._width, self._reduce)
         self._kept_gradient = self._weight
-        if self.is_rounded and not accumulates and config.optim.takes_rounded_gradients:
+        if self.is_rounded and not accumulates and config.optim.kind.takes_rounded_gradients:
             self._gradient = self._kept_gradient = self._width
         self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
@@ -402,16 +402,6 @@ def _text(config: RunConfig) -> int:
 # A bounded number of them is changed at a time.
 
 
-_ROUNDED = 17
-"""Bytes of each value while it is rounded: weight, gradient, random numbers, and the result."""
-_BYTES: Mapping[OptimizerName, int] = {
-    "adamw": _ROUNDED,
-    "adafactor": _ROUNDED,
-    "lion": _ROUNDED + 4,  # and its update
-    "prodigy": _ROUNDED + 4,
-}
-_MOMENTS = 8
-"""Bytes of both moments in 8 bits, in float32."""
 _DIFFERENCE = 4
 """Bytes of the difference from the average of the weights."""
 _SUM_ERROR = 0.0011
@@ -425,9 +415,11 @@ def update_bytes(config: RunConfig, num_shards: int) -> int:
         return 0
     group = _largest_group(config.model, num_shards)
     average = _DIFFERENCE * group * (config.optim.ema_decay is not None)
-    if config.optim.name == "adamw_8bit":  # one parameter after the other
-        return max(average, _of_8_bits(config.model, num_shards))
-    return _BYTES[config.optim.name] * group
+    kind = config.optim.kind
+    if kind.quantized_values:  # one parameter after the other
+        moments = _FLOAT32 * kind.quantized_values
+        return max(average, _largest_step(config.model, num_shards, kind.step_bytes, moments))
+    return kind.step_bytes * group
 
 
 def sum_error(config: RunConfig, sharding: Sharding, accumulation: int) -> float:
@@ -452,9 +444,10 @@ def _largest_group(model: ModelConfig, num_shards: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _of_8_bits(model: ModelConfig, num_shards: int) -> int:
+def _largest_step(model: ModelConfig, num_shards: int, step: int, moments: int) -> int:
+    """Return the most bytes of one parameter: ``step`` of each value, and its ``moments`` in float32."""
     return max(
-        (_ROUNDED + _MOMENTS * is_quantized(shape)) * values
+        (step + moments * is_quantized(shape)) * values
         for shape, values in _parts(model, num_shards)
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -13,21 +14,58 @@ LearningRate = Annotated[float, Field(gt=0, le=10)]
 OptimizerName = Literal[
     "adamw", "adamw_8bit", "adafactor", "lion", "prodigy", "schedule_free_adamw"
 ]
-STATE_VALUES: Mapping[OptimizerName, int] = {
-    "adamw": 2,
-    "adamw_8bit": 0,
-    "adafactor": 0,
-    "lion": 1,
-    "prodigy": 4,
-    "schedule_free_adamw": 2,
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """What is known of an optimizer without torch: its state, what it sums over the ranks, what it needs."""
+
+    state_values: int = 0
+    """Numbers that it keeps of each value of a parameter in float32, in checkpoints too."""
+    quantized_values: int = 0
+    """Numbers that it keeps of each value in 8 bits, with scales; in float32 unless `is_quantized`."""
+    is_factored: bool = False
+    """Whether it keeps a number of each row, and of each column, of a matrix; it sums the columns and a
+    number of each tensor over the ranks."""
+    shared_values: int = 0
+    """Numbers in float64 that it keeps of the whole model."""
+    summed_values: int = 0
+    """Numbers in float64 that one all-reduce of each step sums over the ranks."""
+    step_bytes: int = 17
+    """Bytes of each value of weights in bfloat16 while a step changes it: weight, gradient, random numbers,
+    the result, and intermediate results of the optimizer."""
+    takes_rounded_gradients: bool = False
+    """Whether it computes with gradients in the compute dtype, if a step has one micro batch."""
+    finds_step_size: bool = False
+    """Whether the learning rate is a factor of a step size that it finds, one for all parameters."""
+    averages: bool = False
+    """Whether it averages the weights by itself: it has weights of its own next to the parameters."""
+
+
+OPTIMIZER_KINDS: Mapping[OptimizerName, OptimizerKind] = {
+    "adamw": OptimizerKind(state_values=2, takes_rounded_gradients=True),
+    "adamw_8bit": OptimizerKind(quantized_values=2),
+    "adafactor": OptimizerKind(is_factored=True),
+    "lion": OptimizerKind(state_values=1, step_bytes=17 + 4),
+    "prodigy": OptimizerKind(
+        state_values=4, shared_values=3, summed_values=2, step_bytes=17 + 4, finds_step_size=True
+    ),
+    "schedule_free_adamw": OptimizerKind(state_values=2, shared_values=2, averages=True),
 }
-"""Numbers that the optimizer keeps of a parameter, in float32, in checkpoints too; ``adafactor`` has one of
-each row and column of a matrix, ``adamw_8bit`` two numbers in 8 bits and the scales of their blocks."""
 QUANTIZED_BLOCK = 256
-"""Most neighbours in a row of a matrix that share a scale in ``adamw_8bit``; shorter rows are in float32."""
+"""Most neighbours in a row of a matrix that share a scale; shorter rows are in float32."""
 _FLOAT32 = 4
+_FINDING = [name for name, kind in OPTIMIZER_KINDS.items() if kind.finds_step_size]
+AVERAGING = [name for name, kind in OPTIMIZER_KINDS.items() if kind.averages]
+
+
+def is_none_of(path: str, names: Sequence[OptimizerName]) -> str:
+    """Return the CEL expression that the optimizer's name at ``path`` is none of ``names``."""
+    return " && ".join(f"{path} != '{name}'" for name in names)
+
+
 _LEAST_FACTOR = 0.01
-"""Least learning rate of ``prodigy``: smaller ones are meant for other optimizers."""
+"""Least factor of a step size that is found: smaller ones are meant for other optimizers."""
 
 
 class ProdigyConfig(StrictModel):
@@ -51,10 +89,10 @@ class OptimConfig(StrictModel):
     rules: ClassVar = (
         Rule(
             "learning_rate",
-            f"must be at least {_LEAST_FACTOR} if name is prodigy: it is a factor of the step size that "
-            "prodigy finds; 1.0 is usual",
-            lambda optim: optim.name != "prodigy" or optim.learning_rate >= _LEAST_FACTOR,
-            f"self.name != 'prodigy' || self.learning_rate >= {_LEAST_FACTOR}",
+            f"must be at least {_LEAST_FACTOR} if name is {' or '.join(_FINDING)}: it is a factor of the "
+            f"step size that {' or '.join(_FINDING)} finds; 1.0 is usual",
+            lambda optim: not optim.kind.finds_step_size or optim.learning_rate >= _LEAST_FACTOR,
+            f"{is_none_of('self.name', _FINDING)} || self.learning_rate >= {_LEAST_FACTOR}",
             others=("name",),
         ),
         Rule(
@@ -66,9 +104,9 @@ class OptimConfig(StrictModel):
         ),
         Rule(
             "ema_decay",
-            "must be null if name is schedule_free_adamw: it averages the weights by itself",
-            lambda optim: optim.ema_decay is None or optim.name != "schedule_free_adamw",
-            "self.name != 'schedule_free_adamw'",
+            f"must be null if name is {' or '.join(AVERAGING)}: it averages the weights by itself",
+            lambda optim: optim.ema_decay is None or not optim.kind.averages,
+            is_none_of("self.name", AVERAGING),
             others=("name",),
         ),
     )
@@ -104,24 +142,29 @@ class OptimConfig(StrictModel):
     """Options of ``prodigy``."""
 
     @property
-    def state_bytes(self) -> float:
-        """Return the bytes that are kept of a parameter of a wide matrix besides its weight."""
-        quantized = 2 * (1 + _FLOAT32 / QUANTIZED_BLOCK) if self.name == "adamw_8bit" else 0
-        return _FLOAT32 * self.state_values + quantized
+    def kind(self) -> OptimizerKind:
+        """Return what is known of the optimizer without torch."""
+        return OPTIMIZER_KINDS[self.name]
 
     @property
-    def takes_rounded_gradients(self) -> bool:
-        """Return whether it computes with gradients in the compute dtype, if a step has one micro batch."""
-        return self.name == "adamw"
+    def averages(self) -> bool:
+        """Return whether the run is judged by averages of the weights."""
+        return self.ema_decay is not None or self.kind.averages
+
+    @property
+    def state_bytes(self) -> float:
+        """Return the bytes that are kept of a parameter of a wide matrix besides its weight."""
+        quantized = self.kind.quantized_values * (1 + _FLOAT32 / QUANTIZED_BLOCK)
+        return _FLOAT32 * self.state_values + quantized
 
     @property
     def state_values(self) -> int:
         """Return the numbers that are kept of a parameter besides its weight."""
-        return STATE_VALUES[self.name] + (self.ema_decay is not None)
+        return self.kind.state_values + (self.ema_decay is not None)
 
 
 def is_quantized(shape: tuple[int, ...]) -> bool:
-    """Return whether ``adamw_8bit`` keeps the moments of a parameter of ``shape`` in 8 bits."""
+    """Return whether the `quantized_values` of a parameter of ``shape`` are in 8 bits."""
     return len(shape) == 2 and shape[1] >= QUANTIZED_BLOCK
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from fluxtrain.contract.model_base import IMMUTABLE, Count, OptionalPath, Path, Rule, StrictModel
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.optim import AVERAGING, is_none_of
 
 # EncodersConfig and PreprocessConfig: the frozen encoders, and the task that stores their output.
 
@@ -146,9 +147,10 @@ WITHOUT_ADAPTERS = Rule(
 )
 WITHOUT_AVERAGED_STEPS = Rule(
     "precision.weights",
-    "must be float32 if optim.name is schedule_free_adamw: steps of its average are too small for bfloat16",
-    lambda run: run.precision.weights == "float32" or run.optim.name != "schedule_free_adamw",
-    "self.precision.weights == 'float32' || self.optim.name != 'schedule_free_adamw'",
+    f"must be float32 if optim.name is {' or '.join(AVERAGING)}: steps of its average are too small for "
+    "bfloat16",
+    lambda run: run.precision.weights == "float32" or not run.optim.kind.averages,
+    f"self.precision.weights == 'float32' || {is_none_of('self.optim.name', AVERAGING)}",
     others=("optim.name",),
 )
 """Rules of RunConfig."""

@@ -186,15 +186,15 @@ def require_adaptable(config: RunConfig, at: str) -> None:
             "must be kohya, diffusers or bfl if adapter.dora is on: it has no name for magnitudes"
         )
         raise ConfigError(f"{at}.adapter_file.layout", config.adapter_file.layout, text)
-    if config.optim.name == "prodigy" and not config.adapter.rates.is_one:
+    one_step_size = f"if optim.name is {config.optim.name}: it finds one step size for all"
+    if config.optim.kind.finds_step_size and not config.adapter.rates.is_one:
         given = config.adapter.rates.model_dump(exclude_defaults=True)
-        text = "must be left out if optim.name is prodigy: it finds one step size for all"
-        raise ConfigError(f"{at}.adapter.rates", given, text)
+        raise ConfigError(f"{at}.adapter.rates", given, f"must be left out {one_step_size}")
     clip = config.adapter.clip
-    if config.optim.name == "prodigy" and clip is not None and not clip.is_one:
+    if config.optim.kind.finds_step_size and clip is not None and not clip.is_one:
         field = "up" if clip.rate == 1 else "rate"
-        text = "must be 1 if optim.name is prodigy: it finds one step size for all"
-        raise ConfigError(f"{at}.adapter.clip.{field}", getattr(clip, field), text)
+        value = getattr(clip, field)
+        raise ConfigError(f"{at}.adapter.clip.{field}", value, f"must be 1 {one_step_size}")
     if clip is not None and config.data.validation is not None:
         text = "must be none if adapter.clip is set: its pooled vectors are of CLIP as it was; use "
         text += "data.validation_split"
