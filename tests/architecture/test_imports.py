@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,3 +79,14 @@ def test_only_the_optimizers_import_their_classes() -> None:
 def test_strings_are_found() -> None:
     text = "a = {'lion': 1}\nb = name == 'lion'\nc = name in ('lion',)\n'self.name != \\'lion\\''\n'of lion'"
     assert sorted(named(ast.parse(text), {"lion"})) == [1, 2, 3, 4]
+
+
+def test_a_data_set_is_not_asked_which_one_it_is() -> None:
+    lines = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in PRODUCT
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if re.search(r"[A-Z]\w*Dataset\b", ast.unparse(node.args[1]))
+    ]
+    assert lines == [], "ask a method of data.dataset.Source in its place"

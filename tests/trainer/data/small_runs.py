@@ -14,8 +14,9 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import Layout
 from fluxtrain.contract.run.resolve import merge
+from fluxtrain.data.dataset import AnyBatch
 from fluxtrain.data.images import ImageDataset
-from fluxtrain.data.loader import AnyBatch, training_batches
+from fluxtrain.data.loader import training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import Sources, open_empty_text, open_source
 

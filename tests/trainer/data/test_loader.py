@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.data.dataset import Batch
-from fluxtrain.data.loader import AnyBatch, evaluation_batches, training_batches
+from fluxtrain.data.dataset import AnyBatch, Batch
+from fluxtrain.data.loader import evaluation_batches, training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.shards import Sample, ShardWriter
 from fluxtrain.data.sources import open_source, open_sources, write_empty_text

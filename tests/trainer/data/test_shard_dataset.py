@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fluxtrain.data.dataset import Batch, Encodings
-from fluxtrain.data.loader import build
 from fluxtrain.data.shard_dataset import ShardDataset
 from fluxtrain.data.shards import Sample, ShardWriter, save_aligned
 from fluxtrain.errors import DataError
@@ -56,7 +55,7 @@ def dataset(tmp_path: Path) -> ShardDataset:
 def batch(dataset: ShardDataset, indices: list[int], dropped: tuple[int, ...] = ()) -> Batch:
     noise = np.zeros(dataset.shape.latent, dtype=np.float32)
     chosen = [Draw(0.5, index in dropped, noise, noise, key=0) for index in indices]
-    return build(dataset, np.array(indices), chosen, EMPTY)
+    return dataset.batch(np.array(indices), chosen, EMPTY)
 
 
 def overwrite(dataset: ShardDataset, index: int, field: str, content: bytes) -> None:

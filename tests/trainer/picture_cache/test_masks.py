@@ -20,7 +20,6 @@ from tests.trainer.picture_cache.folders import cache, config, file_of, noise, w
 from tests.trainer.tiny_encoders import SIDE, write_encoders
 
 from fluxtrain.contract.process import RunPaths
-from fluxtrain.data.loader import build
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.pictures.picture import PictureError, mask_of
@@ -110,14 +109,14 @@ def test_a_batch_has_the_masks_of_its_samples(paths: RunPaths) -> None:
     zeros = np.zeros(shape, np.float32)
     drawn = [Draw(0.5, False, zeros, zeros, 0, variant) for variant in (0.1, 0.9, 0.1)]
     empty = torch.zeros(dataset.shape.txt), torch.zeros(dataset.shape.vec)
-    batch = build(dataset, np.array([2, 2, -1]), drawn, empty)
+    batch = dataset.batch(np.array([2, 2, -1]), drawn, empty)
     assert batch.mask is not None
     assert batch.mask[0].equal(dataset.loss_mask(2))
     assert batch.mask[1].equal(dataset.loss_mask(2 + len(dataset)))
     assert not batch.mask[0].equal(batch.mask[1])
     assert batch.mask[0].shape == shape[1:]
     dataset.entries[2].masks[1].write_bytes(b"")
-    batch = build(dataset, np.array([2, 2, -1]), drawn, empty)
+    batch = dataset.batch(np.array([2, 2, -1]), drawn, empty)
     assert batch.weights.tolist() == [1, 0, 0]
     assert "not a whole safetensors file" in batch.faults[0]
     dataset.entries[2].masks[1].unlink()

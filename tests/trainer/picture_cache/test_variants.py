@@ -18,7 +18,7 @@ from tests.trainer.picture_cache.folders import cache, config, file_of, write_pi
 from tests.trainer.tiny_encoders import SIDE, TOKENS, small_image, write_encoders
 
 from fluxtrain.contract.process import RunPaths
-from fluxtrain.data.loader import build, training_order
+from fluxtrain.data.loader import training_order
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.pictures.picture import decode
 from fluxtrain.encode.codec import load_codec
@@ -69,7 +69,7 @@ def test_a_batch_has_the_variants_that_are_drawn(paths: RunPaths) -> None:
         config().encoders, TOKENS, paths.models, torch.device("cpu"), torch.float32
     )
     indices = np.full(16, 1)
-    batch = build(dataset, indices, [drawn((k + 0.5) / 16) for k in range(16)], empty)
+    batch = dataset.batch(indices, [drawn((k + 0.5) / 16) for k in range(16)], empty)
     assert (batch.faults, batch.indices.tolist()) == ((), [1] * 16)
     for number in range(16):
         latents, text = divmod(number, 4)
@@ -78,7 +78,7 @@ def test_a_batch_has_the_variants_that_are_drawn(paths: RunPaths) -> None:
         torch.testing.assert_close(batch.txt[number], txt[0])
         torch.testing.assert_close(batch.vec[number], vec[0])
     assert len({tuple(row.flatten().tolist()) for row in batch.mean}) == 4
-    dropped = build(dataset, indices[:2], [drawn(0.1, True), drawn(0.9)], empty)
+    dropped = dataset.batch(indices[:2], [drawn(0.1, True), drawn(0.9)], empty)
     assert dropped.txt[0].equal(empty[0])
     assert not dropped.txt[1].equal(empty[0])
 

@@ -24,8 +24,8 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.data.dataset import Batch
-from fluxtrain.data.loader import AnyBatch, training_batches
+from fluxtrain.data.dataset import AnyBatch, Batch
+from fluxtrain.data.loader import training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
 from fluxtrain.model.flux import Flux

@@ -11,8 +11,8 @@ from tests.trainer.tiny_model import CPU, initialised
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.dataset import AnyBatch
 from fluxtrain.data.loader import (
-    AnyBatch,
     evaluation_batch_size,
     evaluation_batches,
     training_batches,

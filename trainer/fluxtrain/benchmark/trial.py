@@ -22,7 +22,6 @@ from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import Size
-from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.sources import Sources, SyntheticDataset, open_source
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 from fluxtrain.report.progress import publish
@@ -49,7 +48,6 @@ def _counts(config: RunConfig, data_root: Path) -> Mapping[Size, int]:
     if config.data.source == "synthetic":
         return dict.fromkeys(config.data.latent_sizes, 1)
     train = open_source(config, data_root, "train")
-    assert not isinstance(train, ImageDataset), "images have no buckets"
     sizes, counts = np.unique(train.latent_sizes, axis=0, return_counts=True)
     return {
         (height, width): count

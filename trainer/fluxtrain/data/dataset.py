@@ -1,4 +1,4 @@
-"""What data sets answer: samples of one or several sizes, read by index into a batch with its draws.
+"""What data sets answer: samples by index, their sizes, and batches; encoded sets are read into tensors.
 
 Axes: n samples, b batch, l text tokens, d text width, v pooled width, ch h w latent image, H W image, i
 token ids of CLIP.
@@ -6,10 +6,11 @@ token ids of CLIP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
 from fluxtrain.contract.run.data import Size
+from fluxtrain.data.order import PADDING
 from fluxtrain.runtime.draws import Array, Draw
 
 
@@ -69,61 +71,6 @@ class Encodings:
         text = torch.isfinite(vec) | torch.from_numpy(skip_text)
         ok: list[bool] = (torch.isfinite(latents) & text).tolist()
         return ok
-
-
-class Dataset(Protocol):
-    """Samples by index; may be used in several processes after it was opened in one."""
-
-    shape: SampleShape
-    """The shape of the samples; of a set of several sizes, with one of them."""
-    attribution: str
-    """The attribution that the images' licence requires; empty if it requires none."""
-
-    @property
-    def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
-        ...
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """Return the files that samples are read from."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        ...
-
-    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
-        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample.
-
-        Their latents are of one size, that of ``out``. The text encodings of samples with ``skip_text`` are
-        not written: their prompts are dropped.
-        """
-        ...
-
-    def timesteps(self, indices: Array) -> Array:
-        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 where none are stored."""
-        ...
-
-    def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``."""
-        ...
-
-    def name(self, index: int) -> str:
-        """Return the file and the key of sample ``index``, for messages."""
-        ...
-
-    def empty_text(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, " v"]] | None:
-        """Return the empty prompt's encodings, None if they are in a file of their own."""
-        ...
-
-
-def shape_at(dataset: Dataset, indices: Array) -> SampleShape:
-    """Return the shape of the samples at ``indices``, whose latents are of one size."""
-    if not len(indices):
-        return dataset.shape
-    height, width = dataset.latent_sizes[indices[0]].tolist()
-    return dataset.shape.at((height, width))
 
 
 def same_sizes(shape: SampleShape, count: int) -> Array:
@@ -213,3 +160,183 @@ class ImageBatch(DrawnBatch):
 
     images: UInt8[Tensor, "b 3 H W"]
     captions: tuple[str, ...]
+
+
+AnyBatch = Batch | ImageBatch
+EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
+Encode = Callable[[UInt8[Tensor, "b 3 H W"], list[str]], Encodings]
+"""Returns the encodings of images and their captions."""
+
+
+class Source(ABC):
+    """A data set: samples by index; may be used in several processes after it was opened in one."""
+
+    attribution: str = ""
+    """The attribution that the images' licence requires; empty if it requires none."""
+    advice: str = ""
+    """What is printed when a run trains from it, empty for nothing."""
+
+    @property
+    @abstractmethod
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[Path]:
+        """Return the files that samples are read from."""
+
+    @property
+    def starts(self) -> Array | None:
+        """Return the number of samples before each part, and of all; None without files."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def batch(
+        self, indices: Array, drawn: Sequence[Draw], empty: EmptyText | None = None
+    ) -> AnyBatch:
+        """Return the batch of the samples at ``indices``, padding last, with their draws.
+
+        Dropped and unreadable prompts have the encodings ``empty``; None: of an evaluation, or of images.
+        """
+
+    @abstractmethod
+    def encodings(self, indices: Array, encode: Encode | None) -> list[Encodings]:
+        """Return the encodings of the samples at ``indices``, in order; ``encode`` those of images."""
+
+    @abstractmethod
+    def timesteps(self, indices: Array) -> Array:
+        """Return the stored evaluation timesteps (0 ... 7), index modulo 8 where none are stored."""
+
+    def read_timesteps(self) -> None:
+        """Read the timesteps of all samples at once, if they are in files of many samples."""
+        return
+
+    @abstractmethod
+    def caption(self, index: int) -> str:
+        """Return the prompt of sample ``index``."""
+
+    @property
+    def captions(self) -> Iterator[str]:
+        """Yield the captions whose token ids `Dataset.token_ids` may have; none if a set has no others."""
+        yield from ()
+
+    def use_token_ids(self, ids: Mapping[str, Array]) -> None:
+        """Let a set that yields `captions` give ``ids``, those of CLIP by caption, in place of vectors."""
+        return
+
+
+class Dataset(Source):
+    """Encoded samples, of one or several sizes."""
+
+    shape: SampleShape
+    """The shape of the samples; of a set of several sizes, with one of them."""
+
+    @abstractmethod
+    def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
+        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample.
+
+        Their latents are of one size, that of ``out``. The text encodings of samples with ``skip_text`` are
+        not written: their prompts are dropped.
+        """
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return the file and the key of sample ``index``, for messages."""
+
+    def empty_text(self) -> EmptyText | None:
+        """Return the empty prompt's encodings, None if they are in a file of their own."""
+        return None
+
+    def with_variants(self, indices: Array, drawn: Array) -> Array:
+        """Return the indices of the variants of samples ``indices`` that ``drawn``, in [0, 1), chooses."""
+        return indices
+
+    def masks(
+        self, indices: Array, count: int, latent_size: Size, faults: list[str | None]
+    ) -> Float[Tensor, "b h w"] | None:
+        """Return the weights of the latents of ``count`` samples in the loss; None: all are 1.
+
+        Samples past ``indices`` are padding. An entry of ``faults`` is set for each that cannot be read.
+        """
+        return None
+
+    def token_ids(
+        self, indices: Array, is_replaced: Bool[np.ndarray, " n"]
+    ) -> Int[Tensor, "n i"] | None:
+        """Return CLIP's token ids of the captions of samples ``indices``; None if they are not needed.
+
+        Those that are replaced, and those past ``indices``, are of the empty prompt.
+        """
+        return None
+
+    def batch(self, indices: Array, drawn: Sequence[Draw], empty: EmptyText | None = None) -> Batch:
+        """Return the batch of the samples at ``indices``, padding last, with their draws."""
+        dropped = np.array([draw.dropped for draw in drawn])
+        real = int((indices != PADDING).sum())
+        latent = drawn[0].noise.shape
+        encodings = Encodings.empty(len(indices), self.shape.at((latent[1], latent[2])))
+        variants = np.array([draw.variant for draw in drawn[:real]])
+        read = self.with_variants(indices[:real], variants)
+        faults = self.read(read, encodings.first(real), dropped[:real]) if real else []
+        mask = self.masks(read, len(indices), (latent[1], latent[2]), faults)
+        if empty is None:
+            faults = self._check_text(indices[:real], encodings.first(real), faults)
+        bad = np.ones(len(indices), dtype=bool)  # padding is not read
+        bad[:real] = [fault is not None for fault in faults]
+        if empty is not None and (replaced := dropped | bad).any():
+            encodings.txt[replaced], encodings.vec[replaced] = empty[0], empty[1]
+        ids = self.token_ids(read, dropped | bad)
+        if bad.any():
+            _zero(encodings, torch.from_numpy(bad), text=empty is None)
+        return Batch(
+            mean=encodings.mean.float(),
+            logvar=encodings.logvar.float(),
+            txt=encodings.txt,
+            vec=encodings.vec if ids is None else ids,
+            mask=mask,
+            weights=torch.from_numpy((~bad).astype(np.float32)),
+            faults=tuple(fault for fault in faults if fault),
+            **drawn_fields(indices, drawn),
+        )
+
+    def _check_text(
+        self, indices: Array, encodings: Encodings, faults: list[str | None]
+    ) -> list[str | None]:
+        """Return ``faults`` and those of samples whose ``txt`` is not finite.
+
+        Training leaves this to the checksums; in an evaluation a NaN would look like a diverged model.
+        """
+        finite = torch.isfinite(encodings.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
+        return [
+            fault or (None if ok else f"{self.name(int(index))}: not finite")
+            for fault, ok, index in zip(faults, finite, indices, strict=True)
+        ]
+
+    def encodings(self, indices: Array, encode: Encode | None) -> list[Encodings]:
+        """Return the encodings of the samples at ``indices``, read one by one."""
+        rows = [
+            Encodings.empty(1, shape_at(self, indices[at : at + 1])) for at in range(len(indices))
+        ]
+        for at, row in enumerate(rows):
+            self.read(indices[at : at + 1], row, np.zeros(1, dtype=bool))
+        return rows
+
+
+def shape_at(dataset: Dataset, indices: Array) -> SampleShape:
+    """Return the shape of the samples at ``indices``, whose latents are of one size."""
+    if not len(indices):
+        return dataset.shape
+    height, width = dataset.latent_sizes[indices[0]].tolist()
+    return dataset.shape.at((height, width))
+
+
+def _zero(encodings: Encodings, bad: Tensor, text: bool) -> None:
+    """Zero the samples that could not be read: NaN times weight 0 is NaN."""
+    names = ("txt", "vec", "mean", "logvar") if text else ("mean", "logvar")
+    for name in names:
+        getattr(encodings, name)[bad] = 0

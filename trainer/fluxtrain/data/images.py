@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,15 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from fluxtrain.data.dataset import ImageBatch, drawn_fields
+from fluxtrain.contract.run.data import PIXELS_PER_LATENT
+from fluxtrain.data.dataset import (
+    EmptyText,
+    Encode,
+    Encodings,
+    ImageBatch,
+    Source,
+    drawn_fields,
+)
 from fluxtrain.data.formats.tar import MAX_MEMBER_BYTES, MAX_NAME_LENGTH
 from fluxtrain.data.formats.tar_index import (
     MAX_CAPTION_BYTES,
@@ -221,10 +231,8 @@ class ImageFiles:
         return content
 
 
-class ImageDataset:
+class ImageDataset(Source):
     """The samples of a set, resized to one size."""
-
-    attribution = ""
 
     def __init__(self, source: ImageFiles, side: int, min_side: int = 1) -> None:
         """Resize the images of ``source`` to ``side`` x ``side`` pixels.
@@ -241,6 +249,49 @@ class ImageDataset:
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.source)
+
+    @property
+    def latent_sizes(self) -> Array:
+        """Return height and width of the latents of every sample, "n 2"."""
+        side = self.side // PIXELS_PER_LATENT
+        return np.broadcast_to(np.array([side, side]), (len(self), 2))
+
+    @property
+    def starts(self) -> Array:
+        """Return the number of samples before each file, and of all."""
+        return self.source.starts
+
+    def batch(
+        self, indices: Array, drawn: Sequence[Draw], empty: EmptyText | None = None
+    ) -> ImageBatch:
+        """Return the images at ``indices`` with their draws; a dropped prompt is "", padding is black."""
+        images = torch.zeros(len(indices), 3, self.side, self.side, dtype=torch.uint8)
+        captions, faults, weights = list[str](), list[str](), list[float]()
+        for index, draw, image in zip(indices.tolist(), drawn, images, strict=True):
+            caption, weight = "", 0.0
+            try:
+                if index != PADDING:
+                    caption, weight = self.read(index, image), 1.0
+            except SampleError as error:
+                faults.append(str(error))
+            captions.append("" if draw.dropped else caption)
+            weights.append(weight)
+        return ImageBatch(
+            images=images,
+            captions=tuple(captions),
+            weights=torch.tensor(weights),
+            faults=tuple(faults),
+            **drawn_fields(indices, drawn),
+        )
+
+    def encodings(self, indices: Array, encode: Encode | None) -> list[Encodings]:
+        """Return the encodings of all samples at ``indices``; an unreadable image is encoded as black."""
+        assert encode is not None, "images need encoders"
+        images = torch.zeros(len(indices), 3, self.side, self.side, dtype=torch.uint8)
+        for index, image in zip(indices.tolist(), images, strict=True):
+            with suppress(SampleError):
+                self.read(index, image)
+        return [encode(images, [self.caption(index) for index in indices.tolist()])]
 
     def read(self, index: int, image: Tensor) -> str:
         """Fill ``image``, "3 side side", with sample ``index`` and return its caption.
@@ -279,28 +330,6 @@ class ImageDataset:
             return self.source.caption(index)
         except SampleError:
             return ""
-
-
-def build_image_batch(dataset: ImageDataset, indices: Array, drawn: list[Draw]) -> ImageBatch:
-    """Return the images at ``indices`` with their draws; a dropped prompt is "", padding is black."""
-    images = torch.zeros(len(indices), 3, dataset.side, dataset.side, dtype=torch.uint8)
-    captions, faults, weights = list[str](), list[str](), list[float]()
-    for index, draw, image in zip(indices.tolist(), drawn, images, strict=True):
-        caption, weight = "", 0.0
-        try:
-            if index != PADDING:
-                caption, weight = dataset.read(index, image), 1.0
-        except SampleError as error:
-            faults.append(str(error))
-        captions.append("" if draw.dropped else caption)
-        weights.append(weight)
-    return ImageBatch(
-        images=images,
-        captions=tuple(captions),
-        weights=torch.tensor(weights),
-        faults=tuple(faults),
-        **drawn_fields(indices, drawn),
-    )
 
 
 class TarImages(ImageFiles):

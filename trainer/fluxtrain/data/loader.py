@@ -9,31 +9,24 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import Size
-from fluxtrain.data.dataset import Batch, Dataset, Encodings, ImageBatch, drawn_fields
-from fluxtrain.data.images import ImageDataset, build_image_batch
+from fluxtrain.data.dataset import AnyBatch, EmptyText, Source
 from fluxtrain.data.order import PADDING, BatchShares, BucketOrder, Order
-from fluxtrain.data.pictures.dataset import PictureDataset
-from fluxtrain.data.sources import EmptyText, Source, Sources
-from fluxtrain.errors import DataError
+from fluxtrain.data.sources import Sources
 from fluxtrain.runtime import draws
-from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array, Draw
+from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
 
-AnyBatch = Batch | ImageBatch
 AnyOrder = Order | BucketOrder
-Build = Callable[[Array, list[Draw]], AnyBatch]
-"""Returns the batch of the samples at the given indices with their draws."""
 START_METHOD = "fork"
 """Of worker processes; with Python 3.14's default, a server, they would end when Slurm's SIGTERM ends it."""
 
@@ -48,16 +41,13 @@ def training_batches(
 ) -> Iterator[AnyBatch]:
     """Yield this rank's micro batches from global batch ``first_batch`` (from 0) to the last one."""
     order = training_order(config, sources.train)
-    build_batch = _builder(sources.train, sources.empty_text)
-    batches = TrainingBatches(config, build_batch, order, shares, rank)
+    batches = TrainingBatches(config, sources.train, sources.empty_text, order, shares, rank)
     numbers = _MicroBatches(batches, range(first_batch, config.schedule.steps))
     return iter(_loader(config, batches, numbers, pin))
 
 
 def training_order(config: RunConfig, source: Source) -> AnyOrder:
     """Return the order of the training samples."""
-    if isinstance(source, ImageDataset):
-        return order_of(config, len(source), None)
     sizes = None if config.data.buckets is None else np.ascontiguousarray(source.latent_sizes)
     return order_of(config, len(source), sizes)
 
@@ -79,7 +69,7 @@ def evaluation_batches(
     It can be iterated once for each evaluation; its worker processes start with the first and live on.
     """
     size = evaluation_batch_size(config, len(source), world_size)
-    batches = EvaluationBatches(config, source, _builder(source, None), size)
+    batches = EvaluationBatches(config, source, size)
     rounds = -(-batches.count // world_size)
     return _loader(config, batches, range(rank, rounds * world_size, world_size), pin)
 
@@ -87,12 +77,6 @@ def evaluation_batches(
 def evaluation_batch_size(config: RunConfig, num_samples: int, world_size: int) -> int:
     """Return the samples of one batch of one rank, with a validation set of ``num_samples``."""
     return min(config.evaluation.batch_size, -(-num_samples // world_size))
-
-
-def _builder(source: Source, empty: EmptyText | None) -> Build:
-    if isinstance(source, ImageDataset):
-        return partial(build_image_batch, source)
-    return partial(build, source, empty=empty)
 
 
 def _loader(
@@ -134,7 +118,8 @@ class TrainingBatches(TorchDataset[AnyBatch]):
     """A rank's micro batches by number."""
 
     config: RunConfig
-    build: Build
+    source: Source
+    empty: EmptyText | None
     order: AnyOrder
     shares: BatchShares
     rank: int
@@ -143,11 +128,14 @@ class TrainingBatches(TorchDataset[AnyBatch]):
         """Return a micro batch: ``number`` is its global batch x ``accumulation_steps`` + its own in it."""
         batch, micro_step = divmod(number, self.shares.accumulation_steps)
         positions = self.shares_of(batch).positions(self.rank, micro_step)
-        shape, flow, seed = self.config.latent_shape, self.config.flow, self.config.drawn_seed
-        if isinstance(self.order, BucketOrder):
-            shape = shape[0], *self.order.latent_size(batch)
+        size = self.order.latent_size(batch) or self.config.latent_shape[1:]
+        shape, flow, seed = (
+            (self.config.latent_channels, *size),
+            self.config.flow,
+            self.config.drawn_seed,
+        )
         drawn = [draws.training_draw(seed, batch, int(p), shape, flow) for p in positions]
-        return self.build(self.order.indices(batch, positions), drawn)
+        return self.source.batch(self.order.indices(batch, positions), drawn, self.empty)
 
     def shares_of(self, batch: int) -> BatchShares:
         """Return how global batch ``batch`` is divided."""
@@ -181,7 +169,6 @@ class EvaluationBatches(TorchDataset[AnyBatch]):
 
     config: RunConfig
     source: Source
-    build: Build
     size: int
 
     def __getitem__(self, number: int) -> AnyBatch:
@@ -194,7 +181,7 @@ class EvaluationBatches(TorchDataset[AnyBatch]):
             draws.evaluation_draw(seed, int(i), float(t), shape)
             for i, t in zip(read, times, strict=True)
         ]
-        return self.build(indices, drawn)
+        return self.source.batch(indices, drawn)
 
     @property
     def count(self) -> int:
@@ -209,98 +196,8 @@ class EvaluationBatches(TorchDataset[AnyBatch]):
 
     @cached_property
     def _order(self) -> BucketOrder:
-        if isinstance(self.source, ImageDataset):
-            sizes = np.broadcast_to(self.config.latent_shape[1:], (len(self.source), 2))
-        else:
-            sizes = self.source.latent_sizes
-        return BucketOrder(self.config.drawn_seed, sizes, self.size, is_sequential=True)
-
-
-def build(
-    dataset: Dataset, indices: Array, drawn: list[Draw], empty: EmptyText | None = None
-) -> Batch:
-    """Return the batch of the samples at ``indices``, padding last, with their draws."""
-    dropped = np.array([draw.dropped for draw in drawn])
-    real = int((indices != PADDING).sum())
-    latent = drawn[0].noise.shape
-    encodings = Encodings.empty(len(indices), dataset.shape.at((latent[1], latent[2])))
-    read = _with_variants(dataset, indices[:real], drawn)
-    faults = dataset.read(read, encodings.first(real), dropped[:real]) if real else []
-    mask = None
-    if isinstance(dataset, PictureDataset) and dataset.has_masks:
-        mask = _read_masks(dataset, read, len(indices), latent[1:], faults)
-    if empty is None:
-        faults = _check_text(dataset, indices[:real], encodings.first(real), faults)
-    bad = np.ones(len(indices), dtype=bool)  # padding is not read
-    bad[:real] = [fault is not None for fault in faults]
-    if empty is not None and (replaced := dropped | bad).any():
-        encodings.txt[replaced], encodings.vec[replaced] = empty[0], empty[1]
-    vec: Tensor = encodings.vec
-    if isinstance(dataset, PictureDataset):
-        ids = dataset.token_ids(read, dropped | bad)
-        vec = vec if ids is None else ids
-    if bad.any():
-        _zero(encodings, torch.from_numpy(bad), text=empty is None)
-    return Batch(
-        mean=encodings.mean.float(),
-        logvar=encodings.logvar.float(),
-        txt=encodings.txt,
-        vec=vec,
-        mask=mask,
-        weights=torch.from_numpy((~bad).astype(np.float32)),
-        faults=tuple(fault for fault in faults if fault),
-        **drawn_fields(indices, drawn),
-    )
-
-
-def _read_masks(
-    dataset: PictureDataset,
-    indices: Array,
-    count: int,
-    latent_size: tuple[int, int],
-    faults: list[str | None],
-) -> Tensor:
-    """Return the weights of the latents of ``count`` samples in the loss; those past ``indices`` are padding.
-
-    An entry is set in ``faults`` for each that cannot be read.
-    """
-    masks = torch.ones(count, *latent_size)
-    for row, index in enumerate(indices.tolist()):
-        try:
-            masks[row] = dataset.loss_mask(index)
-        except DataError as error:
-            faults[row] = faults[row] or str(error)
-    return masks
-
-
-def _with_variants(dataset: Dataset, indices: Array, drawn: list[Draw]) -> Array:
-    """Return the indices of the variants of samples ``indices`` that their draws choose."""
-    if not isinstance(dataset, PictureDataset):
-        return indices
-    return dataset.with_variants(
-        indices, np.array([each.variant for each in drawn[: len(indices)]])
-    )
-
-
-def _check_text(
-    dataset: Dataset, indices: Array, encodings: Encodings, faults: list[str | None]
-) -> list[str | None]:
-    """Return ``faults`` and those of samples whose ``txt`` is not finite.
-
-    Training leaves this to the checksums; in an evaluation a NaN would look like a diverged model.
-    """
-    finite = torch.isfinite(encodings.txt.flatten(1).sum(1, dtype=torch.float32)).tolist()
-    return [
-        fault or (None if ok else f"{dataset.name(int(index))}: not finite")
-        for fault, ok, index in zip(faults, finite, indices, strict=True)
-    ]
-
-
-def _zero(encodings: Encodings, bad: Tensor, text: bool) -> None:
-    """Zero the samples that could not be read: NaN times weight 0 is NaN."""
-    names = ("txt", "vec", "mean", "logvar") if text else ("mean", "logvar")
-    for name in names:
-        getattr(encodings, name)[bad] = 0
+        seed, sizes = self.config.drawn_seed, self.source.latent_sizes
+        return BucketOrder(seed, sizes, self.size, is_sequential=True)
 
 
 class DeviceBatches(Iterator[AnyBatch]):

@@ -51,6 +51,9 @@ class Order:
         """Return the samples of global batch ``batch``."""
         return self.global_batch_size
 
+    def latent_size(self, batch: int) -> None:
+        """Return None: the latents of all batches have the run's size."""
+
     def samples(self, batches: int) -> int:
         """Return the samples of the first ``batches`` global batches."""
         return batches * self.global_batch_size

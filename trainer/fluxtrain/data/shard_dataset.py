@@ -16,14 +16,14 @@ part.
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from fluxtrain.data.dataset import Encodings, SampleShape, same_sizes
+from fluxtrain.data.dataset import Dataset, Encodings, same_sizes
 from fluxtrain.data.shards import (
     FIELDS,
     attribution,
@@ -39,11 +39,8 @@ from fluxtrain.runtime.files import OpenFiles, read_into
 TEXT_FIELDS = ("txt", "vec")
 
 
-class FileDataset(ABC):
+class FileDataset(Dataset):
     """Encoded samples in the files of one folder."""
-
-    shape: SampleShape
-    attribution = ""
 
     def __init__(self, folder: Path, sizes: Iterable[int], verify: bool = False) -> None:
         """Number the samples of parts of ``sizes`` in order; DataError if there are none.
@@ -109,6 +106,11 @@ class FileDataset(ABC):
                 timesteps[inside] = stored[indices[inside] - self._starts[part]]
         return timesteps
 
+    def read_timesteps(self) -> None:
+        """Read the timesteps of all parts, which are kept; DataError if one is invalid."""
+        for part in range(len(self._starts) - 1):
+            self._timesteps_of(part)
+
     def _timesteps_of(self, part: int) -> Array | None:
         if part not in self._timesteps:
             self._timesteps[part] = self._read_timesteps(part)
@@ -121,15 +123,6 @@ class FileDataset(ABC):
     def name(self, index: int) -> str:
         """Return the file, the record and the key of sample ``index``, for messages."""
         return f"{self._location(*self._place(index))} (key {self.key(index)!r:.80})"
-
-    def empty_text(self) -> None:
-        """Return None: the empty prompt's encodings are in files of their own."""
-        return
-
-    @property
-    @abstractmethod
-    def files(self) -> Sequence[Path]:
-        """Return the files that samples are read from."""
 
     @abstractmethod
     def key(self, index: int) -> str:

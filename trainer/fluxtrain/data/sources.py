@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import DataConfig, Size
-from fluxtrain.data.dataset import Dataset, Encodings, SampleShape
+from fluxtrain.data.dataset import Dataset, EmptyText, Encodings, SampleShape, Source
 from fluxtrain.data.formats import mlcommons
 from fluxtrain.data.formats.convert import open_encoded
 from fluxtrain.data.images import ImageDataset, ImageFiles, TarImages
@@ -31,7 +31,6 @@ from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import read_header, read_tensor
 
 T5_FILE, CLIP_FILE = "t5_empty.npy", "clip_empty.npy"
-EmptyText = tuple[Float[Tensor, "l d"], Float[Tensor, " v"]]
 
 
 def read_empty_text(path: Path) -> EmptyText:
@@ -83,7 +82,6 @@ def _read_array(path: Path, dims: int) -> Tensor:
 
 
 PARTS = ("train", "validation")
-Source = Dataset | ImageDataset
 Pictures = tuple[Dataset, EmptyText, Dataset | None]
 
 
@@ -127,7 +125,7 @@ def open_sources(config: RunConfig, data_root: Path, pictures: Pictures | None =
         train = open_source(config, data_root, "train")
     if config.data.validation is not None:
         validation = open_source(config, data_root, "validation")
-    if pictures is None and not isinstance(train, ImageDataset):
+    if pictures is None and isinstance(train, Dataset):
         empty = open_empty_text(config, data_root, train)
     return Sources(train, validation, empty)
 
@@ -211,14 +209,13 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
 _LOGVAR = -20.0  # a standard deviation of 5e-5: the latent is its mean
 
 
-class SyntheticDataset:
+class SyntheticDataset(Dataset):
     """Sample i is of class i modulo the number of classes; classes are drawn from the seed."""
 
     def __init__(
         self, config: RunConfig, num_samples: int, in_turn: Sequence[Size] | None = None
     ) -> None:
         """Draw the classes of ``config``; ``num_samples`` is the length of the set."""
-        self.attribution = ""
         data, model = config.data, config.model
         self.num_samples, self.num_classes = num_samples, data.synthetic.classes
         self._of_classes = in_turn is None

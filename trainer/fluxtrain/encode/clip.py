@@ -11,7 +11,6 @@ import torch
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig
-from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.sources import Sources
 from fluxtrain.encode.text import load_clip, load_tokenizer
 from fluxtrain.errors import ConfigError, DataError
@@ -75,10 +74,8 @@ def add_token_ids(sources: Sources, config: RunConfig, models_root: Path) -> Non
     """Give the pictures of ``sources`` the token ids of their captions, if the run trains CLIP's adapters."""
     if not config.trains_clip:
         return
-    sets = [
-        each for each in (sources.train, sources.validation) if isinstance(each, PictureDataset)
-    ]
-    captions = (text for each in sets for entry in each.entries for text in entry.captions)
+    sets = [each for each in (sources.train, sources.validation) if each is not None]
+    captions = (text for each in sets for text in each.captions)
     ids = caption_ids(config.encoders, models_root, ["", *captions])
     for each in sets:
         each.use_token_ids(ids)

@@ -6,7 +6,6 @@ Axes: b batch, H W image.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,14 +16,10 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig, is_single_file
-from fluxtrain.data.dataset import Batch, DrawnBatch, Encodings, ImageBatch
-from fluxtrain.data.images import ImageDataset, SampleError
-from fluxtrain.data.loader import AnyBatch
-from fluxtrain.data.sources import EmptyText
+from fluxtrain.data.dataset import AnyBatch, Batch, DrawnBatch, EmptyText, Encodings, ImageBatch
 from fluxtrain.encode.codec import Codec, load_codec
 from fluxtrain.encode.text import TextEncoder, check_file, load_text_encoder
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.runtime.draws import Array
 
 
 @dataclass(frozen=True)
@@ -43,15 +38,6 @@ class Encoders:
         scaled = images.to(self.device, non_blocking=True).float() / 127.5 - 1
         mean, logvar = self.codec.encode(scaled.to(self.dtype))
         return Encodings(txt, vec, mean, logvar)
-
-    def encode_at(self, dataset: ImageDataset, indices: Array) -> Encodings:
-        """Return the encodings of the samples at ``indices``; an unreadable image is encoded as black."""
-        side = dataset.side
-        images = torch.zeros(len(indices), 3, side, side, dtype=torch.uint8)
-        for index, image in zip(indices.tolist(), images, strict=True):
-            with suppress(SampleError):
-                dataset.read(index, image)
-        return self.encode(images, [dataset.caption(index) for index in indices.tolist()])
 
     def empty_text(self) -> EmptyText:
         """Return the encodings of the empty prompt."""

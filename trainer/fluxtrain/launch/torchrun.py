@@ -54,8 +54,6 @@ from fluxtrain.contract.process import (
 )
 from fluxtrain.contract.run.closed_division import begins_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
-from fluxtrain.data.formats.convert import SlowRandomAccess
-from fluxtrain.data.images import ImageDataset
 from fluxtrain.data.sources import open_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import (
@@ -402,9 +400,9 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
         resolve_name(CHECK_PICTURES)(with_any_seed(config), paths)
         return
     sources = open_sources(with_any_seed(config), paths.data)
-    if isinstance(sources.train, ImageDataset):
+    if sources.empty_text is None:
         check_files(config.encoders, paths.models)
-    if isinstance(sources.train, SlowRandomAccess):
+    if sources.train.advice:
         folder = paths.data / config.data.train
         print(f"fluxtrain: {folder}: {sources.train.advice}", file=sys.stderr)
 

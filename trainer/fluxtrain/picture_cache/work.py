@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA, PIXELS_PER_LATENT, DataConfig
+from fluxtrain.data.dataset import EmptyText
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import (
     FILE,
@@ -45,7 +46,6 @@ from fluxtrain.data.pictures.subset import (
     skipped_files,
     training_pictures,
 )
-from fluxtrain.data.sources import EmptyText
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.files import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError, JoinedDataError, one_line

@@ -31,8 +31,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fluxtrain import optim
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Batch, ImageBatch
-from fluxtrain.data.loader import AnyBatch
+from fluxtrain.data.dataset import AnyBatch, Batch, ImageBatch
 from fluxtrain.data.order import BatchShares
 from fluxtrain.encode.codec import Autoencoder
 from fluxtrain.encode.encoders import Encoders

@@ -23,9 +23,8 @@ from fluxtrain import __version__
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import IMMUTABLE_PATHS, RunConfig, value_at
 from fluxtrain.contract.run.data import PIXELS_PER_LATENT
-from fluxtrain.data.dataset import Dataset, Encodings, shape_at
-from fluxtrain.data.images import ImageDataset
-from fluxtrain.data.sources import EmptyText, Source, Sources
+from fluxtrain.data.dataset import EmptyText, Source
+from fluxtrain.data.sources import Sources
 from fluxtrain.encode.clip import caption_ids
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
@@ -150,17 +149,13 @@ class GridSampler:
     def _read_samples(
         self, source: Source | None, indices: Array
     ) -> tuple[list[Tensor], list[TextEncoding], TextEncoding]:
-        if self.sources.empty_text is None:  # of images
+        empty, encode = self.sources.empty_text, None
+        if empty is None:  # of images
             encoders = load_encoders(self.config, self.paths.models, self.world.device)
-            empty = encoders.empty_text()
-        else:
-            empty = self.sources.empty_text
+            empty, encode = encoders.empty_text(), encoders.encode
         if source is None or not len(indices):
             return [], [], _on_host(empty)
-        if isinstance(source, ImageDataset):
-            parts = [encoders.encode_at(source, indices)]
-        else:
-            parts = [_read(source, index) for index in indices]
+        parts = source.encodings(indices, encode)
         texts = [_on_host(text) for part in parts for text in zip(part.txt, part.vec, strict=True)]
         return [mean.float() for part in parts for mean in part.mean], texts, _on_host(empty)
 
@@ -207,13 +202,6 @@ class GridSampler:
         parts += ["validation prompts, the originals above the model's"] * bool(originals)
         title = f"step {step}: {'; then '.join(parts)}"
         save_grid(path, columns, title, self.sources.attribution)
-
-
-def _read(dataset: Dataset, index: int) -> Encodings:
-    indices = np.array([index])
-    rows = Encodings.empty(1, shape_at(dataset, indices))
-    dataset.read(indices, rows, np.zeros(1, dtype=bool))
-    return rows
 
 
 def _sized(prompt: Prompt, original: Float[Tensor, "ch h w"]) -> Prompt:

@@ -21,10 +21,10 @@ from fluxtrain.adapter.merge import Added, clip_adapters, updated, with_updates
 from fluxtrain.adapter.opening import checkpoint_of, model_of
 from fluxtrain.contract.process import EVALUATE, EVALUATION_FILE, FINISH, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Batch
-from fluxtrain.data.loader import AnyBatch, evaluation_batches
+from fluxtrain.data.dataset import AnyBatch, Batch, Source
+from fluxtrain.data.loader import evaluation_batches
 from fluxtrain.data.order import PADDING
-from fluxtrain.data.sources import Source, open_source
+from fluxtrain.data.sources import open_source
 from fluxtrain.encode.encoders import batch_encoder, check_files
 from fluxtrain.encode.text import PooledClip, load_clip
 from fluxtrain.errors import UNSET, ConfigError, DataError, DivergedError, StorageError

@@ -23,10 +23,9 @@ import numpy as np
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.closed_division import require_whole_sets
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.images import ImageDataset
+from fluxtrain.data.dataset import Source
 from fluxtrain.data.loader import training_order
-from fluxtrain.data.shard_dataset import FileDataset
-from fluxtrain.data.sources import PARTS, Pictures, Source, Sources, open_sources
+from fluxtrain.data.sources import PARTS, Pictures, Sources, open_sources
 from fluxtrain.encode.clip import add_token_ids
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.parallel.distributed import StopRequest, World
@@ -101,8 +100,8 @@ def _scan(config: RunConfig, paths: RunPaths, pictures: CachedPictures | None) -
     require_whole_sets(config, *sources.lengths)
     sources = replace(sources, digests=index_digests(sources))
     require_digests(config, sources.digests)
-    if config.evaluation.is_on and isinstance(sources.validation, FileDataset):
-        _ = sources.validation.stored_timesteps  # kept by the data set
+    if config.evaluation.is_on and sources.validation is not None:
+        sources.validation.read_timesteps()
     return sources
 
 
@@ -140,10 +139,8 @@ def index_digest(source: Source) -> str:
     """Return the SHA-256 digest of the index of ``source``; DataError if a file is gone."""
     files = [[path.name, _size(path)] for path in source.files]
     digest = hashlib.sha256(json.dumps([len(source), files]).encode())
-    held = source.source if isinstance(source, ImageDataset) else source
-    starts = getattr(held, "starts", None)  # synthetic data has no files
-    if starts is not None:
-        digest.update(np.asarray(starts, dtype="<i8").tobytes())
+    if source.starts is not None:
+        digest.update(np.asarray(source.starts, dtype="<i8").tobytes())
     return digest.hexdigest()
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fluxtrain import optim
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.data.dataset import Batch
-from fluxtrain.data.loader import AnyBatch
+from fluxtrain.data.dataset import AnyBatch, Batch
 from fluxtrain.errors import DivergedError
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.optim import learning_rate

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -128,13 +127,6 @@ _PATTERNS: dict[Layout, str] = {
     "parquet": "*.parquet",
     "webdataset": "*.tar",
 }
-
-
-@runtime_checkable
-class SlowRandomAccess(Protocol):
-    """A data set that is slow to read in a random order; ``advice`` is printed when training from it."""
-
-    advice: str
 
 
 def detect(folder: Path) -> Layout:

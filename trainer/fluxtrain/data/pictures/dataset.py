@@ -40,6 +40,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fluxtrain.contract.run.data import Size
 from fluxtrain.data.dataset import SampleShape, sample_shape
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.picture import DECODER
@@ -99,18 +100,19 @@ class PictureDataset(FileDataset):
         self._spans: dict[Path, dict[str, Span]] = {}
         self._token_ids: Array | None = None  # of each caption, and last of the empty prompt
 
+    @property
+    def captions(self) -> Iterator[str]:
+        """Yield the captions of all entries."""
+        return (text for entry in self.entries for text in entry.captions)
+
     def use_token_ids(self, ids: Mapping[str, Array]) -> None:
         """Let `token_ids` have ``ids``, those of CLIP by caption."""
-        texts = (text for entry in self.entries for text in entry.captions)
-        self._token_ids = np.stack([*(ids[text] for text in texts), ids[""]])
+        self._token_ids = np.stack([*(ids[text] for text in self.captions), ids[""]])
 
     def token_ids(
         self, indices: Array, is_replaced: Bool[np.ndarray, " n"]
     ) -> Int[Tensor, "n i"] | None:
-        """Return CLIP's token ids of the captions of samples ``indices``; None if they are not needed.
-
-        Those that are replaced, and those past ``indices``, are of the empty prompt.
-        """
+        """Return CLIP's token ids of the captions of samples ``indices``; None if they are not needed."""
         if self._token_ids is None:
             return None
         rows = np.full(len(is_replaced), len(self._token_ids) - 1)
@@ -130,6 +132,20 @@ class PictureDataset(FileDataset):
     def has_masks(self) -> bool:
         """Return whether the loss of some samples, or of parts of them, has another weight than 1."""
         return any(entry.masks or entry.weight != 1 for entry in self.entries)
+
+    def masks(
+        self, indices: Array, count: int, latent_size: Size, faults: list[str | None]
+    ) -> Float[Tensor, "b h w"] | None:
+        """Return the weights of the latents of ``count`` samples in the loss; None: all are 1."""
+        if not self.has_masks:
+            return None
+        masks = torch.ones(count, *latent_size)
+        for row, index in enumerate(indices.tolist()):
+            try:
+                masks[row] = self.loss_mask(index)
+            except DataError as error:
+                faults[row] = faults[row] or str(error)
+        return masks
 
     def loss_mask(self, index: int) -> Float[Tensor, "h w"]:
         """Return the weights of the latents of variant ``index`` in the loss; DataError if not readable."""
