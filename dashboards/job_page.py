@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from dashboards.grafana import Dashboard, Query, Row, Variable, curve, quantiles, stacked, stat
+from collections.abc import Iterator
+
+from dashboards.grafana import (
+    Dashboard,
+    Panel,
+    Query,
+    Row,
+    Variable,
+    curve,
+    quantiles,
+    stacked,
+    stat,
+)
+from fluxtrain.report.metrics import STEP_METRICS
 
 _JOB = '{namespace="$namespace", fluxtraining="$job"}'
 _LOST = '{namespace="$namespace", fluxtraining="$job", part!="step"}'
@@ -15,6 +28,14 @@ _PHASES = f"rate(fluxtrain_phase_seconds_total{_JOB}[$__rate_interval])"
 def _max(metric: str) -> str:
     """Return a query of a gauge that has the same value in all pods, or is not yet set in some."""
     return f"max(fluxtrain_{metric}{_JOB})"
+
+
+def _of_steps(group: str) -> Iterator[Panel]:
+    """Yield the curves of ``group`` that the trainer's table of metrics has."""
+    for each in STEP_METRICS:
+        if each.group == group and each.curve is not None:
+            title, legend, unit = each.curve
+            yield curve(title, each.text, Query(_max(each.gauge), legend), unit=unit)
 
 
 def _rate_by_pod(counter: str) -> Query:
@@ -82,21 +103,14 @@ JOB = Dashboard(
             Query(_max("reference_samples_high"), "reference, high"),
             Query(_max("samples"), "now"),
         ),
-        curve("Gradient norm", "Before clipping.", Query(_max("grad_norm"), "norm")),
+        *_of_steps("optimizer"),
         Row("Speed"),
-        curve("Throughput", "Of all ranks.", Query(_max("samples_per_second"), "samples/s")),
+        *_of_steps("speed"),
         curve(
             "Step time",
             "Evaluation and sampling left out.",
             *quantiles("fluxtrain_step_seconds", _JOB),
             unit="s",
-        ),
-        curve("MFU", "Model FLOPs over peak.", Query(_max("mfu_ratio"), "MFU"), unit="percentunit"),
-        curve(
-            "Model FLOP/s",
-            "Of each rank; recomputation is not counted.",
-            Query(_max("model_flops_per_second"), "FLOP/s"),
-            unit="flops",
         ),
         curve(
             "Waiting for data",

@@ -30,7 +30,7 @@ def trainer_metrics() -> list[Metric]:
         *(metrics.rank_optimizer, metrics.rank_data_wait),
     )
     labelled = (metrics.eval_loss_by_timestep, *of_ranks)
-    for gauge in vars(metrics).values():
+    for gauge in (*vars(metrics).values(), *metrics.of_step.values()):
         if isinstance(gauge, Gauge) and gauge not in labelled:
             gauge.set(1.0)
     metrics.eval_loss_by_timestep.labels("1/8").set(1.0)

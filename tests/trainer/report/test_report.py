@@ -21,7 +21,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.curve import draw_losses, save_loss_curve
 from fluxtrain.report.endpoint import serve
-from fluxtrain.report.metrics import Clock, Memory, Metrics, Speed
+from fluxtrain.report.metrics import STEP_METRICS, Clock, LoggedStep, Metrics
 from fluxtrain.report.records import Records, losses, read_records, smoothed
 from fluxtrain.runtime.progress import Progress
 
@@ -48,7 +48,7 @@ def test_no_step_is_repeated_after_a_resume(tmp_path: Path) -> None:
 def test_the_endpoint_serves_metrics_and_progress() -> None:
     progress = Progress()
     metrics = Metrics(progress)
-    metrics.step.set(7)
+    metrics.of_step["step"].set(7)
     progress.update(step=7)
     stop = serve(metrics.registry, progress, "127.0.0.1", None)
     assert stop is not None
@@ -87,7 +87,7 @@ def test_clients_that_hang_up_print_nothing(
 def test_a_gauge_has_no_sample_before_it_is_set() -> None:
     metrics = Metrics()
     assert metrics.registry.get_sample_value("fluxtrain_samples") is None
-    metrics.samples.set(0)
+    metrics.of_step["samples"].set(0)
     assert metrics.registry.get_sample_value("fluxtrain_samples") == 0
 
 
@@ -154,13 +154,30 @@ def test_the_clock_does_not_count_pauses() -> None:
     assert clock.seconds == 107.0
 
 
+def logged(
+    step: int,
+    loss: float = 1.0,
+    rate: float = 1e-3,
+    norm: float = 0.5,
+    samples_per_second: float = 20.0,
+    tflops: float = 0.01,
+    mfu: float | None = None,
+    allocated: int = 0,
+    reserved: int | None = None,
+    remaining: float = 60.0,
+) -> LoggedStep:
+    speed = samples_per_second, tflops, mfu, "unknown", allocated, reserved
+    return LoggedStep(step, 8 * step, loss, norm, rate, *speed, 1.0, 0.0, remaining)
+
+
 def test_step_lines_are_aligned() -> None:
     stream = io.StringIO()
     console = Console(1500, 0, stream)
-    slow = Speed(99.5, 0.1, 3725.0, 1.25, 0.05, Memory(3 << 30, 4 << 30))
-    fast = Speed(1234.56, 0.1, 0.0, 676.3, 0.516, Memory(3 << 30, 4 << 30))
-    console.step_line(10, 1.41234, 2e-3, 0.7, slow)
-    console.step_line(1500, 0.4, 1e-8, 123.4, fast)
+    slow = {"samples_per_second": 99.5, "remaining": 3725.0, "tflops": 1.25, "mfu": 0.05}
+    fast = {"samples_per_second": 1234.56, "remaining": 0.0, "tflops": 676.3, "mfu": 0.516}
+    memory = {"allocated": 3 << 30, "reserved": 4 << 30}
+    console.step_line(logged(10, 1.41234, 2e-3, 0.7, **slow, **memory))
+    console.step_line(logged(1500, 0.4, 1e-8, 123.4, **fast, **memory))
     one, two = stream.getvalue().splitlines()
     for part in ("samples/s", "TFLOP/s", "MFU", "GiB"):
         assert one.index(part) == two.index(part), part
@@ -175,15 +192,14 @@ def test_a_step_line_has_the_epoch_of_a_run_on_pictures() -> None:
     console = Console(30, 0, stream)
     console.epochs = Order(0, 10, 4).epochs
     for step in (1, 3, 4, 30):
-        console.step_line(step, 1.0, 1e-3, 0.5, Speed(20.0, 0.1, 60.0, 0.01, None, Memory(0, None)))
+        console.step_line(logged(step))
     lines = [line.split()[2:4] for line in stream.getvalue().splitlines()]
     assert lines == [["epoch", text] for text in ("1/12", "1/12", "2/12", "12/12")]
 
 
 def test_a_step_line_without_a_known_peak_has_no_mfu() -> None:
     stream = io.StringIO()
-    speed = Speed(20.0, 0.1, 60.0, 0.0123, None, Memory(1 << 29, None))
-    Console(10, 0, stream).step_line(1, 1.0, 1e-3, 0.5, speed)
+    Console(10, 0, stream).step_line(logged(1, tflops=0.0123, allocated=1 << 29))
     assert stream.getvalue().endswith(" 0.0123 TFLOP/s  0.5 GiB  0:01:00 left\n")
 
 
@@ -254,3 +270,12 @@ def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:
     save_loss_curve(tmp_path / "loss.png", records, 0.586)
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert list(tmp_path.iterdir()) == [tmp_path / "loss.png"]
+
+
+def test_a_metric_of_steps_has_the_same_name_once_everywhere() -> None:
+    for column in ("name", "gauge", "progress"):
+        names = [getattr(each, column) for each in STEP_METRICS if getattr(each, column)]
+        assert len(names) == len(set(names))
+    for each in STEP_METRICS:
+        assert not each.gauge or each.text, "a gauge has a text"
+        assert each.curve is None or (each.gauge and each.group), "a curve is of a gauge"

@@ -19,7 +19,6 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.report.metrics import Clock, Speedometer
 from fluxtrain.report.observer import Observer
 from fluxtrain.report.records import Evaluation
-from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.runtime.devices import find_peak
 from fluxtrain.state.run_state import RunState, claim
 
@@ -68,7 +67,7 @@ class Run:
         self.observer.on_evaluate_end(self.state, Evaluation(0.5, [None] * 8, 4, ()))
 
     def log(self) -> None:
-        self.observer.log_step(StepMetrics(self.state.step, self.state.samples, 1.0, 1.0, 1e-3))
+        self.observer.log_step(self.state, 1.0, 1.0, 1e-3)
 
 
 def make_config(**changes: object) -> RunConfig:

@@ -53,7 +53,7 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
         results = Results(paths.output, config)
 
         def on_trial() -> None:
-            endpoint.metrics.step.set(results.num_trials)
+            endpoint.metrics.of_step["step"].set(results.num_trials)
             endpoint.step_done(step=results.num_trials)
 
         Study(config, world, runner.run, results, on_trial).run()

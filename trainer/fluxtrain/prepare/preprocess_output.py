@@ -247,10 +247,10 @@ class PrecomputeReporter:
             return
         rate, left = self._rate()
         samples = min(self._done * self._config.preprocess.shard_size, self._num_samples)
-        self._metrics.step.set(self._done)
-        self._metrics.samples.set(samples)
-        self._metrics.samples_per_second.set(rate)
-        self._metrics.remaining.set(left)
+        self._metrics.of_step["step"].set(self._done)
+        self._metrics.of_step["samples"].set(samples)
+        self._metrics.of_step["samples_per_second"].set(rate)
+        self._metrics.of_step["remaining_seconds"].set(left)
         self._progress.update(
             step=self._done, samples=samples, samplesPerSecond=rate, remainingSeconds=left
         )

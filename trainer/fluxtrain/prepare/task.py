@@ -46,7 +46,7 @@ def prepare(config: RunConfig, paths: RunPaths, world: World) -> None:
         endpoint.set_phase(STEP)
 
         def on_progress(done: int, total: int) -> None:
-            endpoint.metrics.step.set(done)
+            endpoint.metrics.of_step["step"].set(done)
             endpoint.step_done(step=done, steps=total)
 
         with _flags_as_fields():

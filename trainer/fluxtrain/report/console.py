@@ -8,7 +8,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from fluxtrain.report.metrics import Speed
+from fluxtrain.report.metrics import LoggedStep
 
 _GIB = 1 << 30
 
@@ -39,19 +39,24 @@ class Console:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def step_line(self, step: int, loss: float, lr: float, norm: float, speed: Speed) -> None:
+    def step_line(self, step: LoggedStep) -> None:
         """Show the metrics of a logged step."""
-        rate, left = speed.samples_per_second, duration(speed.remaining_seconds)
+        loss, rate, left = (
+            step.train_loss,
+            step.samples_per_second,
+            duration(step.remaining_seconds),
+        )
+        epoch = self._epoch(step.step)
         if self._bar is not None:
-            mfu = "" if speed.mfu is None else f" · MFU {speed.mfu:.1%}"
+            mfu = "" if step.mfu is None else f" · MFU {step.mfu:.1%}"
             self._bar.set_postfix_str(
-                f"{self._epoch(step)}loss {loss:.4f} · {rate:.1f} samples/s{mfu} · {left} left"
+                f"{epoch}loss {loss:.4f} · {rate:.1f} samples/s{mfu} · {left} left"
             )
             return
         self.print_line(
-            f"step {step:>7}/{self._steps}  {self._epoch(step)}"
-            f"loss {loss:<8.5f}  grad {norm:<8.4f}  lr {lr:.2e}  "
-            f"{rate:>8.1f} samples/s  {_efficiency(speed)}  {left} left"
+            f"step {step.step:>7}/{self._steps}  {epoch}"
+            f"loss {loss:<8.5f}  grad {step.grad_norm:<8.4f}  lr {step.learning_rate:.2e}  "
+            f"{rate:>8.1f} samples/s  {_efficiency(step)}  {left} left"
         )
 
     def _epoch(self, step: int) -> str:
@@ -86,14 +91,12 @@ class Console:
             self._bar.close()
 
 
-def _efficiency(speed: Speed) -> str:
+def _efficiency(step: LoggedStep) -> str:
     """Return TFLOP/s of a GPU, MFU if it is known, and the most memory that was allocated and reserved."""
-    mfu = "" if speed.mfu is None else f"  MFU {speed.mfu:>5.1%}"
-    reserved = speed.memory.reserved
+    mfu = "" if step.mfu is None else f"  MFU {step.mfu:>5.1%}"
+    reserved, allocated = step.memory_reserved_bytes, step.memory_allocated_bytes / _GIB
     kept = "" if reserved is None else f" of {reserved / _GIB:.1f}"
-    return (
-        f"{speed.tflops_per_gpu:>7.3g} TFLOP/s{mfu}  {speed.memory.allocated / _GIB:.1f}{kept} GiB"
-    )
+    return f"{step.tflops_per_gpu:>7.3g} TFLOP/s{mfu}  {allocated:.1f}{kept} GiB"
 
 
 def duration(seconds: float) -> str:

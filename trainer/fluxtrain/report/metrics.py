@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -21,6 +22,125 @@ from fluxtrain.runtime.progress import Progress
 from fluxtrain.state.run_state import RunState
 
 _STEP_BUCKETS = (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60, 120)
+
+
+_TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The most memory so far of one rank, in bytes."""
+
+    allocated: int
+    """In tensors on its GPU; without a GPU, resident in its process."""
+    reserved: int | None
+    """Taken from the GPU by torch's allocator, which keeps what tensors have freed."""
+
+    @staticmethod
+    def of(device: torch.device) -> Memory:
+        """Return what this process has used of ``device``."""
+        if device.type == "cuda":
+            return Memory(
+                torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+            )
+        return Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Training speed since the last log line."""
+
+    samples_per_second: float
+    """Of all ranks."""
+    step_seconds: float
+    remaining_seconds: float
+    """Estimated time to the last step; 0 if nothing was measured."""
+    tflops_per_gpu: float
+    """Model TFLOP/s of each rank; recomputation is not counted."""
+    mfu: float | None
+    """Model FLOP/s over the dense peak of the GPUs; None if that is unknown."""
+    memory: Memory
+    """Of rank 0, or of the rank that asks."""
+
+
+@dataclass(frozen=True)
+class StepMetric:
+    """The names of a value of each logged step; empty where it does not appear."""
+
+    name: str
+    """In metrics.jsonl."""
+    text: str = ""
+    """Of the gauge and of its curve."""
+    gauge: str = ""
+    """After ``fluxtrain_``."""
+    progress: str = ""
+    """In /progress."""
+    group: str = ""
+    """In TensorBoard, in Weights & Biases and on the dashboard."""
+    curve: tuple[str, str, str] | None = None
+    """Title, legend and Grafana's unit of its curve on the dashboard."""
+    scale: float = 1.0
+    """Factor of the gauge, which is in base units."""
+    is_recorded: bool = True
+    """Whether metrics.jsonl has it."""
+
+
+def _metric(
+    text: str = "", gauge: str = "", progress: str = "", group: str = "", **names: Any
+) -> Any:
+    """Return a field with the names of a `StepMetric`."""
+    own = {"text": text, "gauge": gauge, "progress": progress, "group": group}
+    return field(metadata={**own, **names})
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """All that a logged step reports; each field is a row of `STEP_METRICS`, None if it is unknown."""
+
+    step: int = _metric("Optimizer steps done.", "step")
+    samples: int = _metric("Training samples used.", "samples", progress="samples")
+    train_loss: float = _metric(
+        "Loss of the last logged step.", "train_loss", progress="trainLoss", group="loss"
+    )
+    grad_norm: float = _metric(
+        *("Global gradient norm before clipping.", "grad_norm"),
+        group="optimizer",
+        curve=("Gradient norm", "norm", "short"),
+    )
+    learning_rate: float = _metric(
+        "Learning rate of the last logged step.", "learning_rate", group="optimizer"
+    )
+    samples_per_second: float = _metric(
+        *("Training throughput, all ranks.", "samples_per_second", "samplesPerSecond", "speed"),
+        curve=("Throughput", "samples/s", "short"),
+    )
+    tflops_per_gpu: float = _metric(
+        *("Model FLOPs of each rank; recomputation is not counted.", "model_flops_per_second"),
+        group="speed",
+        curve=("Model FLOP/s", "FLOP/s", "flops"),
+        scale=_TERA,
+    )
+    mfu: float | None = _metric(
+        *("Model FLOPs used over the devices' dense peak.", "mfu_ratio", "mfu", "speed"),
+        curve=("MFU", "MFU", "percentunit"),
+    )
+    mfu_peak: str = _metric()
+    memory_allocated_bytes: int = _metric(
+        "Most memory allocated so far on this rank's device.", "memory_bytes", group="memory"
+    )
+    memory_reserved_bytes: int | None = _metric(
+        *("Most memory that torch's allocator took so far from the GPU.", "memory_reserved_bytes"),
+        group="memory",
+    )
+    seconds: float = _metric(progress="trainSeconds", group="speed")
+    data_wait_seconds: float = _metric(group="speed")
+    remaining_seconds: float = _metric(
+        *("Estimated time to the last step.", "remaining_seconds", "remainingSeconds"),
+        is_recorded=False,
+    )
+
+
+STEP_METRICS = tuple(StepMetric(each.name, **each.metadata) for each in fields(LoggedStep))
 
 
 class _UnsetGauge(Gauge):
@@ -104,9 +224,10 @@ class Metrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"fluxtrain_{name}", text, registry=registry)
 
-        self.step = gauge("step", "Optimizer steps done.")
-        self.samples = gauge("samples", "Training samples used.")
-        self.train_loss = gauge("train_loss", "Loss of the last logged step.")
+        self.of_step = {
+            each.name: gauge(each.gauge, each.text) for each in STEP_METRICS if each.gauge
+        }
+        """The gauges of `STEP_METRICS`, by name."""
         self.eval_loss = gauge("eval_loss", "Loss of the last evaluation.")
         self.target_samples = gauge(
             "target_samples", "Samples at which the run will reach its target; NaN if unknown."
@@ -123,23 +244,11 @@ class Metrics:
             ["timestep"],
             registry=registry,
         )
-        self.learning_rate = gauge("learning_rate", "Learning rate of the last logged step.")
-        self.grad_norm = gauge("grad_norm", "Global gradient norm before clipping.")
-        self.samples_per_second = gauge("samples_per_second", "Training throughput, all ranks.")
-        self.mfu = gauge("mfu_ratio", "Model FLOPs used over the devices' dense peak.")
-        self.model_flops = gauge(
-            "model_flops_per_second", "Model FLOPs of each rank; recomputation is not counted."
-        )
-        self.memory = gauge("memory_bytes", "Most memory allocated so far on this rank's device.")
-        self.memory_reserved = gauge(
-            "memory_reserved_bytes", "Most memory that torch's allocator took so far from the GPU."
-        )
         self.last_progress = Gauge(
             "fluxtrain_last_progress_timestamp_seconds",
             "Unix time of the last finished step; 0 before the first one.",
             registry=registry,
         )
-        self.remaining = gauge("remaining_seconds", "Estimated time to the last step.")
         self.checkpoint_step = gauge("checkpoint_step", "Step of the newest complete checkpoint.")
         self.snapshot_step = gauge("snapshot_step", "Step of the newest snapshot in memory.")
         self.snapshot_bytes = gauge("snapshot_bytes", "Memory of this rank's snapshots.")
@@ -185,44 +294,12 @@ class Metrics:
         )
         self.bad_samples = counter("bad_samples", "Samples that could not be read.")
 
-
-_TERA = 1e12
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The most memory so far of one rank, in bytes."""
-
-    allocated: int
-    """In tensors on its GPU; without a GPU, resident in its process."""
-    reserved: int | None
-    """Taken from the GPU by torch's allocator, which keeps what tensors have freed."""
-
-    @staticmethod
-    def of(device: torch.device) -> Memory:
-        """Return what this process has used of ``device``."""
-        if device.type == "cuda":
-            return Memory(
-                torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            )
-        return Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Training speed since the last log line."""
-
-    samples_per_second: float
-    """Of all ranks."""
-    step_seconds: float
-    remaining_seconds: float
-    """Estimated time to the last step; 0 if nothing was measured."""
-    tflops_per_gpu: float
-    """Model TFLOP/s of each rank; recomputation is not counted."""
-    mfu: float | None
-    """Model FLOP/s over the dense peak of the GPUs; None if that is unknown."""
-    memory: Memory
-    """Of rank 0, or of the rank that asks."""
+    def set_step(self, step: LoggedStep) -> None:
+        """Set the gauges of `STEP_METRICS` that ``step`` has a value of."""
+        for each in STEP_METRICS:
+            value = getattr(step, each.name)
+            if each.gauge and value is not None:
+                self.of_step[each.name].set(each.scale * value)
 
 
 class Speedometer:

@@ -31,9 +31,9 @@ from fluxtrain.data.sources import Sources
 from fluxtrain.errors import one_line
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report.endpoint import Endpoint
-from fluxtrain.report.metrics import Clock, Speed, Speedometer
+from fluxtrain.report.metrics import STEP_METRICS, Clock, LoggedStep, Speedometer
 from fluxtrain.report.records import RUN_LOG, Evaluation, RunLog, read_records
-from fluxtrain.report.run_logs import Convergence, Ledger, RunLogs, StepMetrics
+from fluxtrain.report.run_logs import Convergence, Ledger, RunLogs
 from fluxtrain.report.stragglers import RankTimesReport
 from fluxtrain.runtime.step_times import StepTimes
 from fluxtrain.state.run_state import Fence, RunState
@@ -100,8 +100,8 @@ class Observer:
         """
         self._clock.start(run.train_seconds)
         self._speedometer.start(run)
-        self.metrics.step.set(run.step)
-        self.metrics.samples.set(run.samples)
+        self.metrics.of_step["step"].set(run.step)
+        self.metrics.of_step["samples"].set(run.samples)
         self.metrics.checkpoint_step.set(saved_step or 0)
         self.progress.update(trainSecondsBefore=run.train_seconds)
         if run.eval_loss is not None:
@@ -163,7 +163,7 @@ class Observer:
 
     def on_step_end(self, step: int) -> None:
         """Report that ``step`` was submitted to the device."""
-        self.metrics.step.set(step)
+        self.metrics.of_step["step"].set(step)
         assert self._order is not None, "its samples are opened"
         epoch = self._order.epochs(step)
         self._endpoint.step_done(step=step, epoch=epoch, trainSeconds=self._clock.seconds)
@@ -196,40 +196,27 @@ class Observer:
         if self._ledger is not None:
             self._ledger.write(step, indices)
 
-    def log_step(self, metrics: StepMetrics) -> None:
-        """Log the metrics of a step and the throughput since the last log interval."""
+    def log_step(self, run: RunState, train_loss: float, grad_norm: float, rate: float) -> None:
+        """Log the metrics of the last step of ``run``, and the throughput since the last log interval."""
         seconds = self._clock.finished_seconds()
-        speed = self._speedometer.measure(metrics.samples, seconds)
-        self._set_gauges(metrics, speed)
+        speed = self._speedometer.measure(run.samples, seconds)
+        step = LoggedStep(
+            *(run.step, run.samples, train_loss, grad_norm, rate),
+            *(speed.samples_per_second, speed.tflops_per_gpu, speed.mfu),
+            str(self._speedometer.peak or "unknown"),
+            *(speed.memory.allocated, speed.memory.reserved),
+            *(seconds, self._data_wait, speed.remaining_seconds),
+        )
+        self.metrics.set_step(step)
+        self.metrics.step_seconds.observe(speed.step_seconds)
+        self.progress.update(
+            **{each.progress: getattr(step, each.name) for each in STEP_METRICS if each.progress}
+        )
         lines = self._rank_times.log(self.step_times.take(), speed.step_seconds)
         if self._logs is not None:
-            self._logs.log_step(metrics, speed, seconds, self._data_wait)
+            self._logs.log_step(step)
             self._logs.print_lines(lines)
         self._data_wait = 0.0
-
-    def _set_gauges(self, metrics: StepMetrics, speed: Speed) -> None:
-        gauges, mfu = self.metrics, speed.mfu
-        gauges.samples.set(metrics.samples)
-        gauges.train_loss.set(metrics.train_loss)
-        gauges.grad_norm.set(metrics.grad_norm)
-        gauges.learning_rate.set(metrics.learning_rate)
-        gauges.samples_per_second.set(speed.samples_per_second)
-        gauges.remaining.set(speed.remaining_seconds)
-        gauges.step_seconds.observe(speed.step_seconds)
-        gauges.model_flops.set(speed.tflops_per_gpu * 1e12)
-        gauges.memory.set(speed.memory.allocated)
-        if speed.memory.reserved is not None:
-            gauges.memory_reserved.set(speed.memory.reserved)
-        if mfu is not None:
-            gauges.mfu.set(mfu)
-        self.progress.update(
-            samples=metrics.samples,
-            trainLoss=metrics.train_loss,
-            samplesPerSecond=speed.samples_per_second,
-            remainingSeconds=speed.remaining_seconds,
-            mfu=mfu,
-            trainSeconds=self._clock.seconds,
-        )
 
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Pause the training clock; return a function to call with the number of samples evaluated."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fluxtrain.contract.process import (
@@ -24,7 +23,7 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.traffic import sent_by_node
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.gallery import RunPage
-from fluxtrain.report.metrics import Metrics, Speed
+from fluxtrain.report.metrics import STEP_METRICS, LoggedStep, Metrics
 from fluxtrain.report.records import (
     Evaluation,
     EvaluationPoint,
@@ -39,17 +38,6 @@ from fluxtrain.report.sinks import open_sinks
 from fluxtrain.runtime.devices import Peak
 from fluxtrain.runtime.progress import Progress
 from fluxtrain.state.run_state import Fence, RunState
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What is read from the device at a log interval."""
-
-    step: int
-    samples: int
-    train_loss: float
-    grad_norm: float
-    learning_rate: float
 
 
 class RunLogs:
@@ -68,7 +56,6 @@ class RunLogs:
         """Open all logs but ``mlperf`` until ``closing`` is closed: lines after ``run.step`` are dropped."""
         self._config, self._shares, self._paths, self._mlperf = config, shares, paths, mlperf
         self._num_validation = 0
-        self._peak: Peak | None = None
         self._records = Records(paths.output / METRICS_FILE, run.step)
         closing.callback(self._records.close)
         self._console = Console(config.schedule.steps, run.step)
@@ -92,7 +79,6 @@ class RunLogs:
         peak: Peak | None,
     ) -> None:
         """Print the size of the run on one line; MFU is a fraction of ``peak``."""
-        self._peak = peak
         self.page.hardware = f"{world.size} × {world.device.type}"
         self._console.print_line(
             f"{parameters} · {self._shares.global_batch_size} samples a step on "
@@ -134,31 +120,12 @@ class RunLogs:
         """Move the progress bar."""
         self._console.advance(step)
 
-    def log_step(
-        self, metrics: StepMetrics, speed: Speed, seconds: float, data_wait_seconds: float
-    ) -> None:
-        """Write the metrics of a step; ``seconds`` were spent training so far."""
-        rate = speed.samples_per_second
-        self._write(
-            {
-                **asdict(metrics),
-                "samples_per_second": rate,
-                "tflops_per_gpu": speed.tflops_per_gpu,
-                "mfu": speed.mfu,
-                "mfu_peak": str(self._peak or "unknown"),
-                "memory_allocated_bytes": speed.memory.allocated,
-                "memory_reserved_bytes": speed.memory.reserved,
-                "seconds": seconds,
-                "data_wait_seconds": data_wait_seconds,
-            }
-        )
-        self._mlperf.tracked_stats(
-            metrics.samples,
-            {"throughput": rate, "loss": metrics.train_loss, "lr": metrics.learning_rate},
-        )
-        self._console.step_line(
-            metrics.step, metrics.train_loss, metrics.learning_rate, metrics.grad_norm, speed
-        )
+    def log_step(self, step: LoggedStep) -> None:
+        """Write the metrics of ``step``."""
+        self._write({m.name: getattr(step, m.name) for m in STEP_METRICS if m.is_recorded})
+        rate, loss, lr = step.samples_per_second, step.train_loss, step.learning_rate
+        self._mlperf.tracked_stats(step.samples, {"throughput": rate, "loss": loss, "lr": lr})
+        self._console.step_line(step)
 
     def print_lines(self, lines: list[str]) -> None:
         """Print ``lines`` to the terminal."""

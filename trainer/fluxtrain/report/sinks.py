@@ -30,6 +30,7 @@ from fluxtrain.contract.process import (
 from fluxtrain.contract.run.closed_division import is_benchmark
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
+from fluxtrain.report.metrics import STEP_METRICS
 from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.files import atomic_write_by_several
 from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
@@ -92,12 +93,7 @@ def _require(path: str, given: object, package: str, extra: str = "") -> None:
         raise ConfigError(path, given, needs(package, extra or package))
 
 
-_GROUPS = {
-    "loss": ("train_loss", "eval_loss"),
-    "optimizer": ("grad_norm", "learning_rate"),
-    "speed": ("samples_per_second", "tflops_per_gpu", "mfu", "data_wait_seconds", "seconds"),
-    "memory": ("memory_allocated_bytes", "memory_reserved_bytes"),
-}
+_GROUPS = {"eval_loss": "loss", **{each.name: each.group for each in STEP_METRICS if each.group}}
 BY_TIMESTEP = "eval_loss_by_timestep"
 IMAGES = "sample_images"
 """The name of the sample images."""
@@ -110,8 +106,7 @@ def scalars(record: Record) -> dict[str, float]:
     """
     found: dict[str, float] = {
         f"{group}/{name}": record[name]
-        for group, names in _GROUPS.items()
-        for name in names
+        for name, group in _GROUPS.items()
         if record.get(name) is not None
     }
     if "train_loss" in record:

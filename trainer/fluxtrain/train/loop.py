@@ -52,7 +52,6 @@ from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.parallel.parallelize import DTYPES, build_model, free_gathered, observe_waits
 from fluxtrain.parallel.preflight import run_preflight
 from fluxtrain.report.observer import Observer
-from fluxtrain.report.run_logs import StepMetrics
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.sample.prompts import check_sampling
@@ -320,7 +319,7 @@ class _Trainer:
         config, observer, run = self.config, self.observer, self.run
         loss_sum, num_samples = self.world.all_sum(totals.clone()).tolist()
         loss = loss_sum / max(num_samples, 1.0)
-        observer.metrics.train_loss.set(loss)  # before the check: an alert fires on NaN
+        observer.metrics.of_step["train_loss"].set(loss)  # before the check: an alert fires on NaN
         self._require_finite(loss)
         num_used = run.samples - self.samples_at_start
         num_bad, last_fault = observer.num_unreadable, observer.last_fault
@@ -329,7 +328,7 @@ class _Trainer:
         require_few_bad_samples(config, bad, num_used, last_fault)
         rate = learning_rate(run.step, config.optim, config.schedule)
         rate *= self.optimizer.step_size.item()
-        observer.log_step(StepMetrics(run.step, run.samples, loss, norm.item(), rate))
+        observer.log_step(run, loss, norm.item(), rate)
 
     def _evaluate(self) -> None:
         """Evaluate; the run ends with success if the target is reached."""
