@@ -26,7 +26,7 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
 from fluxtrain.model.layers import linear_layers
 from fluxtrain.model.parameters import count_parameters
-from fluxtrain.parallel.compile import attention_backend, blocks
+from fluxtrain.parallel.compile import attention_backend
 from fluxtrain.parallel.parallelize import recompute_activations
 from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank
 from fluxtrain.plan.estimate import USABLE, make_plan
@@ -420,7 +420,7 @@ def test_activations_are_those_that_autograd_saves(
     config = make_config(preset, precision={"compute": compute}, parallel={"compile": compiled})
     model = Flux(config.model).to(DTYPES[compute])
     if compiled:
-        compile_all(blocks(model))
+        compile_all(model.blocks)
     measured = saved_bytes(lambda: loss_of(model, config, batch=3), model)
     assert 3 * activation_bytes(config)[0] == pytest.approx(measured, rel=0.02)
 
@@ -430,7 +430,7 @@ def test_compiled_recomputing_blocks_save_as_estimated() -> None:
     config = make_config("openmoji", parallel={"compile": True, "activation_checkpointing": 1.0})
     model = Flux(config.model)
     recompute_activations(model, 1.0)
-    compile_all(blocks(model))
+    compile_all(model.blocks)
     measured = saved_bytes(lambda: loss_of(model, config, batch=3), model)
     assert 3 * activation_bytes(config)[0] == pytest.approx(measured, rel=0.05)
 
@@ -480,7 +480,7 @@ def test_as_many_blocks_recompute_as_estimated(fraction: float) -> None:
     config = make_config("openmoji", model={"depth": 3, "depth_single_blocks": 7})
     model = on_meta(config)
     recompute_activations(model, fraction)
-    changed = ["forward" in vars(block) for block in blocks(model)]
+    changed = ["forward" in vars(block) for block in model.blocks]
     assert sum(changed[:3]) == recomputed_blocks(3, fraction)
     assert sum(changed[3:]) == recomputed_blocks(7, fraction, start=3)
 

@@ -200,7 +200,7 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
         ("data.text_length", data.text_length, shape.txt[0]),
         ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
         ("model.vec_in_dim", model.vec_in_dim, shape.vec),
-        ("model.in_channels", model.in_channels, shape.latent[0] * 4),
+        ("model.in_channels", model.out_channels, shape.latent[0] * 4),
     ):
         if configured != stored:
             raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")

@@ -129,7 +129,7 @@ def _check_fits(config: RunConfig, encoders: Encoders) -> None:
     for path, expected, actual in (
         ("model.context_in_dim", config.model.context_in_dim, rows.txt.shape[2]),
         ("model.vec_in_dim", config.model.vec_in_dim, rows.vec.shape[1]),
-        ("model.in_channels", config.model.in_channels, rows.mean.shape[1] * 4),
+        ("model.in_channels", config.model.out_channels, rows.mean.shape[1] * 4),
         ("data.latent_size", config.data.latent_size, rows.mean.shape[2]),
     ):
         if expected != actual:

@@ -175,7 +175,7 @@ def last_layers_bytes(config: RunConfig) -> int:
     width, model = BYTES[config.precision.compute], config.model
     image, text = config.image_tokens, config.data.text_length
     last = (image + text) * model.hidden_size + 2 * image * model.hidden_size
-    loss = 2 * image * model.in_channels * _FLOAT32
+    loss = 2 * image * model.out_channels * _FLOAT32
     return last * width + loss
 
 
@@ -217,6 +217,13 @@ class BlockMoments:
     """Bytes per sample of that input."""
     forward: Moment
     backward: tuple[Moment, ...]
+
+
+def block_moments(config: RunConfig) -> list[BlockMoments]:
+    """Return the moments of each block, in the order of the passes, without adapters."""
+    model = config.model
+    double, single = double_block_moments(config), single_block_moments(config)
+    return [double] * model.depth + [single] * model.depth_single_blocks
 
 
 def double_block_moments(config: RunConfig) -> BlockMoments:
@@ -336,7 +343,7 @@ def _saved_of_blocks(
     model: ModelConfig, adapter: AdapterConfig, image_tokens: int, text_length: int
 ) -> tuple[int, ...]:
     """Return the elements of A x of a sample in each block."""
-    counts = [0] * (model.depth + model.depth_single_blocks)
+    counts = [0] * model.num_blocks
     for layer in block_layers(model, adapter):
         rows = rows_of(layer.name, image_tokens, text_length)
         factors = layer.kronecker
@@ -383,7 +390,7 @@ def unsaved_inputs(config: RunConfig, index: int) -> UnsavedInputs:
 @lru_cache(maxsize=16)  # a plan asks for each block, at each micro batch that it tries
 def _adapted(model: ModelConfig, adapter: AdapterConfig) -> tuple[frozenset[str], ...]:
     """Return the names of the layers with adapters in each block, without the block's."""
-    found = [set[str]() for _ in range(model.depth + model.depth_single_blocks)]
+    found = [set[str]() for _ in range(model.num_blocks)]
     for layer in block_layers(model, adapter):
         found[block_number(layer.name, model)].add(layer.name.split(".", 2)[2])
     return tuple(map(frozenset, found))
@@ -430,7 +437,7 @@ def offloaded_blocks(config: RunConfig) -> list[int]:
 
     They are spread evenly: the copies of one hide behind the blocks between.
     """
-    num_blocks = config.model.depth + config.model.depth_single_blocks
+    num_blocks = config.model.num_blocks
     count = config.parallel.offload_blocks
     return [i for i in range(num_blocks) if (i + 1) * count // num_blocks > i * count // num_blocks]
 
@@ -442,7 +449,7 @@ def aligned(num_bytes: int) -> int:
 
 def block_bytes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of the frozen weights of a double and of a single block, in host memory."""
-    one_of_each = config.model.model_copy(update={"depth": 1, "depth_single_blocks": 1})
+    one_of_each = config.model.one_of_each
     small = set(linear_layers(one_of_each)) if has_small_base(config) else set()
     width, sizes = BYTES[config.precision.compute], {"double_blocks": 0, "single_blocks": 0}
     for entry in entries(one_of_each):

@@ -41,10 +41,7 @@ def forward_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> i
     tokens = image_tokens + text_tokens
     attention = 4 * tokens * tokens * config.hidden_size  # queries x keys and weights x values
     layers = linears(config, image_tokens, text_tokens)
-    return (
-        sum(layer.flops for layer in layers)
-        + (config.depth + config.depth_single_blocks) * attention
-    )
+    return sum(layer.flops for layer in layers) + config.num_blocks * attention
 
 
 def training_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> int:

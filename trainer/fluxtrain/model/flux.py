@@ -1,6 +1,6 @@
 """FLUX.1's transformer, with the tensor names of BFL's files.
 
-Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hidden.
+Axes: b batch, n image tokens, l text tokens, s = l + n, c packed channels, d hidden, a position axes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
+from fluxtrain.contract.run.model import NUM_AXES, TIMESTEP_DIM, ModelConfig
 from fluxtrain.model.blocks import (
     DoubleStreamBlock,
     LastLayer,
@@ -49,7 +49,7 @@ class Flux(nn.Module):
             SingleStreamBlock(hidden, heads, mlp_hidden, eps)
             for _ in range(config.depth_single_blocks)
         )
-        self.final_layer = LastLayer(hidden, config.in_channels)
+        self.final_layer = LastLayer(hidden, config.out_channels)
         self.text_encoder: ClipText | None = None
         self.offloading: Offloading | None = None
         """The blocks whose frozen weights are in host memory, if there are some."""
@@ -58,9 +58,9 @@ class Flux(nn.Module):
     def forward(
         self,
         img: Float[Tensor, "b n c"],
-        img_ids: Float[Tensor, "n 3"],
+        img_ids: Float[Tensor, "n a"],
         txt: Float[Tensor, "b l t"],
-        txt_ids: Float[Tensor, "l 3"],
+        txt_ids: Float[Tensor, "l a"],
         timesteps: Float[Tensor, " b"],
         y: Float[Tensor, "b v"] | Int[Tensor, "b i"],
         guidance: Float[Tensor, " b"] | None = None,
@@ -90,6 +90,11 @@ class Flux(nn.Module):
             x = single_block(x, vec, positions)
         prediction: Tensor = self.final_layer(x[:, txt.shape[1] :], vec)
         return prediction
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Return all blocks in the order of the passes."""
+        return [*self.double_blocks, *self.single_blocks]
 
     def _positions(self, img_ids: Tensor, txt_ids: Tensor) -> Rotation:
         """Return the rotation of all tokens; it is computed again only for other tensors of ids."""
@@ -136,7 +141,7 @@ class MLPEmbedder(nn.Module):
 # Packed latents, the model's image tokens: 2 x 2 patches, and their position ids.
 #
 # Axes: b batch, ch latent channels, h w latent image, n image tokens, l text tokens, c packed
-# channels.
+# channels, a position axes.
 
 
 def pack(latents: Float[Tensor, "b ch h w"]) -> Float[Tensor, "b n c"]:
@@ -151,17 +156,14 @@ def unpack(img: Float[Tensor, "b n c"], height: int, width: int) -> Float[Tensor
     )
 
 
-def image_ids(height: int, width: int) -> Float[Tensor, "n 3"]:
-    """Return (0, row, column) of each token of a latent ``height`` x ``width``."""
-    rows, columns = torch.meshgrid(
-        torch.arange(height // 2, dtype=torch.float32),
-        torch.arange(width // 2, dtype=torch.float32),
-        indexing="ij",
-    )
-    ids = torch.stack([torch.zeros_like(rows), rows, columns], dim=-1)
-    return rearrange(ids, "h w three -> (h w) three")
+def image_ids(height: int, width: int) -> Float[Tensor, "n a"]:
+    """Return the positions (0, row, column) of each token of a latent ``height`` x ``width``."""
+    ids = torch.zeros(height // 2, width // 2, NUM_AXES)
+    ids[..., 1] = torch.arange(height // 2)[:, None]
+    ids[..., 2] = torch.arange(width // 2)
+    return rearrange(ids, "h w a -> (h w) a")
 
 
-def text_ids(length: int) -> Float[Tensor, "l 3"]:
+def text_ids(length: int) -> Float[Tensor, "l a"]:
     """Return the position ids of text tokens: all zero, so they are not rotated."""
-    return torch.zeros(length, 3)
+    return torch.zeros(length, NUM_AXES)

@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.contract.run.precision import FP8_MULTIPLE
 from fluxtrain.errors import ConfigError
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import BLOCKS
 
 Recipe = Literal["tensorwise", "rowwise"]
 _LAYERS = ("qkv", "proj", "img_mlp.0", "img_mlp.2", "txt_mlp.0", "txt_mlp.2", "linear1", "linear2")
@@ -140,7 +141,7 @@ def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:
     fixed = {"recipe": recipe, "dialect": dialect_of(device)}
     kind = type("Fp8Linear", (Fp8Linear,), fixed)
     for name, module in model.named_modules():
-        in_block = name.startswith(("double_blocks.", "single_blocks."))
+        in_block = name.startswith(BLOCKS)
         if in_block and name.endswith(tuple(f".{layer}" for layer in _LAYERS)):
             module.__class__ = kind
 

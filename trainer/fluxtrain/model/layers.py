@@ -14,7 +14,7 @@ from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig, kind_of, selected_blocks
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
+from fluxtrain.contract.run.model import DEPTHS, TIMESTEP_DIM, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -62,7 +62,7 @@ def entries(model: ModelConfig) -> Iterator[Entry]:
             yield from _stream(stream, i, hidden, mlp, hidden // model.num_heads)
     for i in range(model.depth_single_blocks):
         yield from _single(i, hidden, mlp, hidden // model.num_heads)
-    yield from _linear("final_layer.linear", model.in_channels, hidden, "proj_out")
+    yield from _linear("final_layer.linear", model.out_channels, hidden, "proj_out")
     last = "final_layer.adaLN_modulation.1"
     for entry in _linear(last, 2 * hidden, hidden, "norm_out.linear"):
         yield Entry(entry.name, entry.shape, entry.parts, swapped=True)
@@ -174,7 +174,7 @@ def divided(count: int, factor: int) -> tuple[int, int]:
     return smaller, count // smaller
 
 
-BLOCKS = ("double_blocks", "single_blocks")
+BLOCKS = tuple(DEPTHS)
 TEXT_ENCODER = "text_encoder"
 """Name of the CLIP text encoder in the model, if its adapters are trained; as in diffusers' files."""
 CLIP_LAYERS, CLIP_MLP_RATIO = 12, 4
@@ -308,8 +308,8 @@ def adapted_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLa
 def block_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
     """Return the layers of the blocks of ``model`` that ``adapter`` adapts, in the order of the model."""
     selected = {
-        "double_blocks": selected_blocks(adapter.double_blocks, model.depth),
-        "single_blocks": selected_blocks(adapter.single_blocks, model.depth_single_blocks),
+        blocks: selected_blocks(getattr(adapter, blocks), depth)
+        for blocks, depth in model.depths.items()
     }
     layers = []
     for name, (inputs, parts) in linear_layers(model).items():
@@ -336,7 +336,7 @@ def adapters_of_blocks(
     model: ModelConfig, adapter: AdapterConfig, num_shards: int = 1
 ) -> tuple[int, ...]:
     """Return the adapters' parameters of each block, double blocks first, rounded up in the same way."""
-    counts = [0] * (model.depth + model.depth_single_blocks)
+    counts = [0] * model.num_blocks
     for layer in block_layers(model, adapter):
         counts[block_index(layer, model)] += _padded(layer, num_shards)
     return tuple(counts)

@@ -95,9 +95,8 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
 
     With ``num_shards`` the rows of each tensor are rounded up to a multiple of it, as FSDP2 pads them.
     """
-    one_of_each = config.model_copy(update={"depth": 1, "depth_single_blocks": 1})
     counts = Counter[str]()
-    for entry in entries(one_of_each):
+    for entry in entries(config.one_of_each):
         rows, *columns = entry.shape
         padded = -(-rows // num_shards) * num_shards
         counts[entry.name.partition(".")[0]] += padded * prod(columns)
@@ -177,7 +176,7 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     first = 0 if config.trains_clip else min(_block_of(config, layer.name) for layer in layers)
     tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
-    trained_blocks = config.model.depth + config.model.depth_single_blocks - first
+    trained_blocks = config.model.num_blocks - first
     adapted = {layer.name for layer in layers}
     passing = {
         layer.name.removesuffix(".weight"): layer.flops

@@ -34,11 +34,6 @@ _MOST_GRAPHS = 64
 """Graphs of a kind of block, of which torch allows 8: more end the run."""
 
 
-def blocks(model: Flux) -> list[nn.Module]:
-    """Return the double-stream, then the single-stream blocks."""
-    return [*model.double_blocks, *model.single_blocks]
-
-
 def compile_blocks(model: Flux, has_sizes: bool = False) -> None:
     """Compile each block separately: equal blocks share one compiled graph.
 
@@ -47,7 +42,7 @@ def compile_blocks(model: Flux, has_sizes: bool = False) -> None:
     """
     if has_sizes:
         torch._dynamo.config.recompile_limit = _MOST_GRAPHS
-    for block in blocks(model):
+    for block in model.blocks:
         compile_module(block, has_sizes)
 
 

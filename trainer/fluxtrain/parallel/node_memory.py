@@ -16,7 +16,6 @@ from fluxtrain.model.layers import Shape, adapted_layers, entries
 _FLOAT32, _FLOAT64 = 4, 8
 _SLOTS = 2
 """Images of each part: they are written in turn."""
-_BLOCKS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
 
 
 def takes_snapshots(config: RunConfig) -> bool:
@@ -84,10 +83,8 @@ def _trained_shapes(
         for layer in adapted_layers(model, adapter):
             yield from ((shape, 1) for shape in layer.shapes.values())
         return
-    one_of_each = model.model_copy(update={"depth": 1, "depth_single_blocks": 1})
-    depths: dict[str, int] = {kind: getattr(model, field) for kind, field in _BLOCKS.items()}
-    for entry in entries(one_of_each):
-        yield entry.shape, depths.get(entry.name.partition(".")[0], 1)
+    for entry in entries(model.one_of_each):
+        yield entry.shape, model.depths.get(entry.name.partition(".")[0], 1)
 
 
 def _values_of(shape: Shape, num_shards: int) -> int:

@@ -34,7 +34,7 @@ from fluxtrain.model.layers import (
 from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magnitudes, measure
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
-from fluxtrain.parallel.compile import blocks, compile_blocks, compiles
+from fluxtrain.parallel.compile import compile_blocks, compiles
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
@@ -131,7 +131,7 @@ def offload(model: Flux, numbers: Iterable[int]) -> None:
 
 def recompute_activations(model: Flux, fraction: float) -> None:
     """Apply activation checkpointing to ``fraction`` of the blocks, spread evenly."""
-    for index, block in enumerate(blocks(model)):
+    for index, block in enumerate(model.blocks):
         if is_recomputed(index, fraction):
             block.forward = _recomputing(block.forward)
 
@@ -175,7 +175,7 @@ def shard(
 
 def _parts(model: Flux) -> list[nn.Module]:
     """Return what is gathered and reduced by itself: the blocks, and CLIP if its adapters are trained."""
-    return [*blocks(model), *([] if model.text_encoder is None else [model.text_encoder])]
+    return [*model.blocks, *([] if model.text_encoder is None else [model.text_encoder])]
 
 
 def reduce_between_replicas(model: Flux, is_on: bool) -> None:
@@ -213,7 +213,7 @@ def observe_waits(model: Flux, times: StepTimes) -> None:
         module.register_forward_hook(
             _untraced(lambda module, inputs, outputs: watch(outputs, times.gather_ends))
         )
-    for block in blocks(model):
+    for block in model.blocks:
         block.register_forward_pre_hook(
             _untraced(lambda block, inputs: watch(inputs, times.gradient_ends))
         )

@@ -84,7 +84,7 @@ class PictureEncoder:
             self._codec = codec.to(self.world.device, dtype)
         scaled = pixels[None].to(self.world.device).float() / 127.5 - 1
         mean, logvar = self._codec.encode(scaled.to(dtype))
-        require_equal("in_channels", self.config.model.in_channels, mean.shape[1] * 4)
+        require_equal("in_channels", self.config.model.out_channels, mean.shape[1] * 4)
         path = self.cache.latents_path(latents.id)
         write_encodings(path, {"mean": mean[0], "logvar": logvar[0]})
 

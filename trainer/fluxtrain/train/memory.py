@@ -20,13 +20,12 @@ from fluxtrain.model.cost import (
     BYTES,
     BlockMoments,
     Moment,
+    block_moments,
     buffer_sizes,
-    double_block_moments,
     first_layers_bytes,
     host_sizes,
     last_layers_bytes,
     offloaded_blocks,
-    single_block_moments,
     with_adapters,
 )
 from fluxtrain.model.flops import is_recomputed
@@ -244,10 +243,8 @@ class Passes:
 
     def _in_order(self, config: RunConfig) -> Iterator[_Block]:
         fraction = config.parallel.activation_checkpointing
-        kinds = [double_block_moments(config)] * self._padded.depth
-        kinds += [single_block_moments(config)] * self._padded.depth_single_blocks
         frozen = frozen_blocks(config, self._padded)
-        for index, moments in enumerate(kinds):
+        for index, moments in enumerate(block_moments(config)):
             trained = self._trained_padded.blocks[index]
             yield _Block(
                 with_adapters(moments, config, index),

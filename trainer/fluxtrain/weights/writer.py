@@ -196,7 +196,7 @@ def _diffusers_config(model: ModelConfig) -> dict[str, object]:
         "_class_name": "FluxTransformer2DModel",
         "patch_size": 1,
         "in_channels": model.in_channels,
-        "out_channels": None,
+        "out_channels": None if model.out_channels == model.in_channels else model.out_channels,
         "num_layers": model.depth,
         "num_single_layers": model.depth_single_blocks,
         "attention_head_dim": model.hidden_size // model.num_heads,

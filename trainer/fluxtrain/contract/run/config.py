@@ -36,7 +36,7 @@ from fluxtrain.contract.run.adapter import (
     AddedAdapter,
 )
 from fluxtrain.contract.run.data import PIXELS_PER_TOKEN, DataConfig
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.model import DEPTHS, ModelConfig
 from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ScheduleConfig
 from fluxtrain.contract.run.precision import (
     FP8_WIDTHS,
@@ -327,9 +327,9 @@ OFFLOADED_BLOCKS = (
     Rule(
         "parallel.offload_blocks",
         "must be at most the number of blocks",
-        lambda run: run.parallel.offload_blocks <= run.model.depth + run.model.depth_single_blocks,
-        "self.parallel.offload_blocks <= self.model.depth + self.model.depth_single_blocks",
-        others=("model.depth", "model.depth_single_blocks"),
+        lambda run: run.parallel.offload_blocks <= run.model.num_blocks,
+        "self.parallel.offload_blocks <= " + " + ".join(f"self.model.{f}" for f in DEPTHS.values()),
+        others=tuple(f"model.{field}" for field in DEPTHS.values()),
     ),
 )
 """Rules of RunConfig."""
@@ -441,7 +441,7 @@ class RunConfig(StrictModel):
     @property
     def latent_channels(self) -> int:
         """Return the channels of the latents before packing."""
-        return self.model.in_channels // 4
+        return self.model.out_channels // 4
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:

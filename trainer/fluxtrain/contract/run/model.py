@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field
 
@@ -11,6 +12,10 @@ from fluxtrain.contract.model_base import Positive, Rule, StrictModel, Width
 TIMESTEP_DIM = 256
 """Width of the sinusoidal embeddings of timestep and guidance."""
 AxisWidth = Annotated[int, Field(ge=2, le=4096, multiple_of=2)]
+NUM_AXES = 3
+"""Position axes of a token: 0, its row and its column."""
+DEPTHS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
+"""The kinds of blocks in the order of the passes, and the fields with their numbers."""
 
 
 class ModelConfig(StrictModel):
@@ -49,7 +54,9 @@ class ModelConfig(StrictModel):
     """Number of double-stream blocks."""
     depth_single_blocks: Annotated[int, Field(ge=0, le=1024)] = 38
     """Number of single-stream blocks."""
-    axes_dim: Annotated[tuple[AxisWidth, AxisWidth, AxisWidth], Field(strict=False)] = (16, 56, 56)
+    axes_dim: Annotated[
+        tuple[AxisWidth, ...], Field(min_length=NUM_AXES, max_length=NUM_AXES, strict=False)
+    ] = (16, 56, 56)
     """RoPE dimensions of the three position axes; their sum is the head dimension."""
     theta: Positive = 10_000
     """Base of the RoPE frequencies."""
@@ -58,3 +65,23 @@ class ModelConfig(StrictModel):
     relative difference (1.1920929e-07) in MLPerf's reference."""
     guidance_embed: bool = False
     """Use the distilled guidance as an input, as FLUX.1 dev does."""
+
+    @property
+    def out_channels(self) -> int:
+        """Return the channels of a token of the prediction: latent channels x 2 x 2."""
+        return self.in_channels
+
+    @property
+    def depths(self) -> Mapping[str, int]:
+        """Return the number of blocks of each kind, in the order of the passes."""
+        return {kind: getattr(self, field) for kind, field in DEPTHS.items()}
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of blocks of all kinds."""
+        return sum(self.depths.values())
+
+    @property
+    def one_of_each(self) -> Self:
+        """Return the model with one block of each kind."""
+        return self.model_copy(update=dict.fromkeys(DEPTHS.values(), 1))

@@ -214,7 +214,7 @@ def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) ->
 
 def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:
     """Raise ConfigError unless ``adapter`` selects blocks of ``model``, and some of their layers."""
-    depths = {"double_blocks": model.depth, "single_blocks": model.depth_single_blocks}
+    depths = model.depths
     num_layers, present = 0, set[str]()
     for field, count in depths.items():
         text = getattr(adapter, field)
@@ -235,4 +235,5 @@ def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None
 
 
 def _is_of(name: str, blocks: str) -> bool:
-    return kind_of(name).startswith("single") == (blocks == "single_blocks")
+    """Return whether a block of ``blocks`` has the layer ``name``: of one stream, or of two."""
+    return kind_of(name).startswith("single") == blocks.startswith("single")
