@@ -25,10 +25,7 @@ JOB = ("team", "job")
 def trainer_metrics() -> list[Metric]:
     """Return all metrics of a trainer, each with a value."""
     metrics = TrainerMetrics(ranks=lambda: [RankProgress(0, 1, "step", 1, 0.0, 0.0)])
-    of_ranks = (
-        *(metrics.rank_compute, metrics.rank_backward),
-        *(metrics.rank_optimizer, metrics.rank_data_wait),
-    )
+    of_ranks = metrics.of_rank.values()
     labelled = (metrics.eval_loss_by_timestep, *of_ranks)
     for gauge in (*vars(metrics).values(), *metrics.of_step.values()):
         if isinstance(gauge, Gauge) and gauge not in labelled:

@@ -143,8 +143,8 @@ def test_parameter_counts_are_those_of_the_model(preset: str, model: dict[str, A
     config = make_config(preset, model=model)
     flux, counts = on_meta(config), count_parameters(config.model)
     assert counts.total == sum(p.numel() for p in flux.parameters())
-    assert counts.double_block == sum(p.numel() for p in flux.double_blocks[0].parameters())
-    assert counts.single_block == sum(p.numel() for p in flux.single_blocks[0].parameters())
+    assert counts.blocks[0] == sum(p.numel() for p in flux.double_blocks[0].parameters())
+    assert counts.blocks[-1] == sum(p.numel() for p in flux.single_blocks[0].parameters())
 
 
 def test_schnell_matches_the_reference_sheet() -> None:

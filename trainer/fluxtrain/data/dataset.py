@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fluxtrain.contract.run.data import Size
 from fluxtrain.data.order import PADDING
-from fluxtrain.runtime.draws import Array, Draw
+from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array, Draw
 
 
 @dataclass(frozen=True)
@@ -182,9 +182,9 @@ class Source(ABC):
         """Return height and width of the latents of every sample, "n 2"."""
 
     @property
-    @abstractmethod
     def files(self) -> Sequence[Path]:
         """Return the files that samples are read from."""
+        return ()
 
     @property
     def starts(self) -> Array | None:
@@ -208,17 +208,18 @@ class Source(ABC):
     def encodings(self, indices: Array, encode: Encode | None) -> list[Encodings]:
         """Return the encodings of the samples at ``indices``, in order; ``encode`` those of images."""
 
-    @abstractmethod
     def timesteps(self, indices: Array) -> Array:
         """Return the stored evaluation timesteps (0 ... 7), index modulo 8 where none are stored."""
+        timesteps: Array = indices % NUM_TIMESTEPS
+        return timesteps
 
     def read_timesteps(self) -> None:
         """Read the timesteps of all samples at once, if they are in files of many samples."""
         return
 
-    @abstractmethod
     def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``."""
+        """Return the prompt of sample ``index``, "" if it is not stored."""
+        return ""
 
     @property
     def captions(self) -> Iterator[str]:

@@ -33,7 +33,7 @@ from fluxtrain.data.shards import (
     shapes_of,
 )
 from fluxtrain.errors import DataError
-from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
+from fluxtrain.runtime.draws import Array
 from fluxtrain.runtime.files import OpenFiles, read_into
 
 TEXT_FIELDS = ("txt", "vec")
@@ -97,7 +97,7 @@ class FileDataset(Dataset):
 
         Only the parts of ``indices`` are read, once. Raises DataError if a timestep is invalid.
         """
-        timesteps: Array = indices % NUM_TIMESTEPS
+        timesteps = super().timesteps(indices)
         parts = self._parts(indices)
         for part in np.unique(parts).tolist():
             stored = self._timesteps_of(part)
@@ -115,10 +115,6 @@ class FileDataset(Dataset):
         if part not in self._timesteps:
             self._timesteps[part] = self._read_timesteps(part)
         return self._timesteps[part]
-
-    def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``, "" if it is not stored."""
-        return ""
 
     def name(self, index: int) -> str:
         """Return the file, the record and the key of sample ``index``, for messages."""

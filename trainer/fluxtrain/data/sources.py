@@ -26,7 +26,7 @@ from fluxtrain.data.images import ImageDataset, ImageFiles, TarImages
 from fluxtrain.data.shards import save_aligned
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.runtime import draws
-from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array
+from fluxtrain.runtime.draws import Array
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import read_header, read_tensor
 
@@ -236,11 +236,6 @@ class SyntheticDataset(Dataset):
             numbers = numbers % self.num_classes
         return self._sizes[numbers % len(self._sizes)]
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """Return no files."""
-        return ()
-
     def __len__(self) -> int:
         """Return the number of samples."""
         return self.num_samples
@@ -254,10 +249,6 @@ class SyntheticDataset(Dataset):
         torch.index_select(self._mean[:, :, :height, :width], 0, classes, out=out.mean)
         out.logvar.fill_(_LOGVAR)
         return [None] * len(indices)
-
-    def timesteps(self, indices: Array) -> Array:
-        """Return the index modulo the number of timesteps."""
-        return indices % NUM_TIMESTEPS
 
     def caption(self, index: int) -> str:
         """Return the name of its class."""

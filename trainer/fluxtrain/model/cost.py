@@ -63,13 +63,10 @@ def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:
     """Return for each kind of block: the bytes of one, the number of blocks, how many are recomputed."""
     model, fraction = config.model, config.parallel.activation_checkpointing
     double, single = saved_by_double_block(config), saved_by_single_block(config)
+    depth, singles = model.depths.values()
     return [
-        (double, model.depth, recomputed_blocks(model.depth, fraction)),
-        (
-            single,
-            model.depth_single_blocks,
-            recomputed_blocks(model.depth_single_blocks, fraction, model.depth),
-        ),
+        (double, depth, recomputed_blocks(depth, fraction)),
+        (single, singles, recomputed_blocks(singles, fraction, depth)),
     ]
 
 

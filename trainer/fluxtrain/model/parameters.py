@@ -29,20 +29,12 @@ from fluxtrain.model.layers import (
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters of one block of each kind and of the rest, and the number of blocks."""
+    """Parameters of each block, in the order of the passes, and of the rest."""
 
-    double_block: int
-    single_block: int
+    blocks: tuple[int, ...]
     rest: int
-    depth: int
-    depth_single_blocks: int
     final_layer: int
     """Those of the rest that come after the blocks."""
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """Return the parameters of each block, double blocks first."""
-        return (self.double_block,) * self.depth + (self.single_block,) * self.depth_single_blocks
 
     @property
     def total(self) -> int:
@@ -100,9 +92,8 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
         rows, *columns = entry.shape
         padded = -(-rows // num_shards) * num_shards
         counts[entry.name.partition(".")[0]] += padded * prod(columns)
-    double, single = counts.pop("double_blocks"), counts.pop("single_blocks")
-    depths = config.depth, config.depth_single_blocks
-    return ParameterCounts(double, single, counts.total(), *depths, counts["final_layer"])
+    blocks = [count * (counts.pop(kind),) for kind, count in config.depths.items()]
+    return ParameterCounts(sum(blocks, ()), counts.total(), counts["final_layer"])
 
 
 def described_parameters(model: nn.Module) -> str:

@@ -138,20 +138,14 @@ def _tracker(step: Step) -> MemTracker:
     if isinstance(step.model, FSDPModule):
         tracker = FSDPMemTracker(step.model, step.optimizer)
         _leave_frozen(tracker, step.model)
-        tracker.track_inputs((*inputs, *_beside_parameters(step)))
+        own = step.optimizer.weights.values() if step.config.optim.kind.averages else ()
+        tracker.track_inputs((*inputs, *map(local_part, own)))  # next to the parameters
         return tracker
     plain = MemTracker()
     _leave_frozen(plain, step.model)
     weights = nn.ParameterList(step.optimizer.weights.values())
     plain.track_external(weights, step.model, step.optimizer, *inputs)
     return plain
-
-
-def _beside_parameters(step: Step) -> list[Tensor]:
-    """Return this rank's parts of weights that are not the sharded parameters themselves."""
-    if not step.config.optim.kind.averages:
-        return []
-    return [local_part(weight) for weight in step.optimizer.weights.values()]
 
 
 class _NoHook:

@@ -213,23 +213,19 @@ class _InputBatches(TorchDataset[InputBatch]):
 
     def __getitem__(self, number: int) -> InputBatch:
         output, samples = self.ranges[number]
-        return _read(output, samples)
-
-
-def _read(output: EncodedOutput, samples: range) -> InputBatch:
-    dataset = output.dataset
-    images = torch.zeros(len(samples), 3, dataset.side, dataset.side, dtype=torch.uint8)
-    captions, faults = list[str](), list[str | None]()
-    for index, image in zip(samples, images, strict=True):
-        try:
-            captions.append(dataset.read(index, image))
-            faults.append(None)
-        except SampleError as error:
-            captions.append("")
-            faults.append(str(error))
-    keys = [dataset.key(index) for index in samples]
-    steps = [dataset.timestep(index) for index in samples]
-    return InputBatch(images, captions, keys, steps, faults)
+        dataset = output.dataset
+        images = torch.zeros(len(samples), 3, dataset.side, dataset.side, dtype=torch.uint8)
+        captions, faults = list[str](), list[str | None]()
+        for index, image in zip(samples, images, strict=True):
+            try:
+                captions.append(dataset.read(index, image))
+                faults.append(None)
+            except SampleError as error:
+                captions.append("")
+                faults.append(str(error))
+        keys = [dataset.key(index) for index in samples]
+        steps = [dataset.timestep(index) for index in samples]
+        return InputBatch(images, captions, keys, steps, faults)
 
 
 @dataclass

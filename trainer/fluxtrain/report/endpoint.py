@@ -28,6 +28,7 @@ class Endpoint:
     def __init__(self, config: RunConfig, paths: RunPaths, world: World) -> None:
         """Create the metrics of this rank of ``world``; the phase load begins."""
         self.metrics, self.progress = Metrics(world.progress), world.progress
+        self.alive, self.set_phase = self.progress.alive, self.progress.enter
         self._port, self._address = config.logging.metrics_port, paths.metrics_address
         self._world_stack = world.exit_stack
         self._title = paths.output.name
@@ -54,18 +55,10 @@ class Endpoint:
         page = self._page or partial(progress_page, self._title)
         return page(self.progress.read())
 
-    def alive(self) -> None:
-        """Record a sign of progress, so that the operator does not report a hang; thread-safe."""
-        self.progress.alive()
-
     def step_done(self, **values: object) -> None:
         """Record a finished step of the task and update ``values``."""
         self.metrics.last_progress.set(time.time())
         self.progress.step_done(**values)
-
-    def set_phase(self, phase: Phase) -> None:
-        """Record that ``phase`` begins."""
-        self.progress.enter(phase)
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:

@@ -28,25 +28,6 @@ _TERA = 1e12
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The most memory so far of one rank, in bytes."""
-
-    allocated: int
-    """In tensors on its GPU; without a GPU, resident in its process."""
-    reserved: int | None
-    """Taken from the GPU by torch's allocator, which keeps what tensors have freed."""
-
-    @staticmethod
-    def of(device: torch.device) -> Memory:
-        """Return what this process has used of ``device``."""
-        if device.type == "cuda":
-            return Memory(
-                torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
-            )
-        return Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None)
-
-
-@dataclass(frozen=True)
 class Speed:
     """Training speed since the last log line."""
 
@@ -59,8 +40,9 @@ class Speed:
     """Model TFLOP/s of each rank; recomputation is not counted."""
     mfu: float | None
     """Model FLOP/s over the dense peak of the GPUs; None if that is unknown."""
-    memory: Memory
-    """Of rank 0, or of the rank that asks."""
+    memory: tuple[int, int | None]
+    """Most bytes of this rank so far: in tensors on its GPU, or resident in its process without one; taken
+    from the GPU by torch's allocator, which keeps what tensors have freed."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +184,19 @@ class _Stalls(Collector):
         yield from (since, limit)
 
 
+_NO_WAITS = "of the last logged step, without waits for other ranks."
+_RANK_TIMES = {
+    "compute": ("compute", f"Time of the forward passes {_NO_WAITS}"),
+    "data": (
+        "data_wait",
+        "Time per step that a rank waited for data, between the last two log lines.",
+    ),
+    "backward": ("backward", f"Time of the backward passes {_NO_WAITS}"),
+    "optimizer": ("optimizer", "Time of the optimizer step of the last logged step."),
+}
+"""By the fields of `RankTimes`: names and texts of the gauges."""
+
+
 class Metrics:
     """The Prometheus metrics of one trainer process, in their own registry and in base units."""
 
@@ -255,30 +250,11 @@ class Metrics:
         self.snapshots_paused = gauge(
             "snapshots_paused", "1 while no snapshots are taken as memory is short, else 0."
         )
-        self.rank_compute = Gauge(
-            "fluxtrain_rank_compute_seconds",
-            "Time of the forward passes of the last logged step, without waits for other ranks.",
-            ["rank"],
-            registry=registry,
-        )
-        self.rank_backward = Gauge(
-            "fluxtrain_rank_backward_seconds",
-            "Time of the backward passes of the last logged step, without waits for other ranks.",
-            ["rank"],
-            registry=registry,
-        )
-        self.rank_optimizer = Gauge(
-            "fluxtrain_rank_optimizer_seconds",
-            "Time of the optimizer step of the last logged step.",
-            ["rank"],
-            registry=registry,
-        )
-        self.rank_data_wait = Gauge(
-            "fluxtrain_rank_data_wait_seconds",
-            "Time per step that a rank waited for data, between the last two log lines.",
-            ["rank"],
-            registry=registry,
-        )
+        self.of_rank = {
+            name: Gauge(f"fluxtrain_rank_{gauge}_seconds", text, ["rank"], registry=registry)
+            for name, (gauge, text) in _RANK_TIMES.items()
+        }
+        """The gauges of the fields of `RankTimes`."""
         self.step_seconds = Histogram(
             "fluxtrain_step_seconds",
             "Mean time of a step between two log lines, evaluation and sampling left out.",
@@ -345,7 +321,7 @@ class Speedometer:
             remaining_seconds=left / rate if rate else 0.0,
             tflops_per_gpu=tflops,
             mfu=tflops * _TERA / self.peak.flops if self.peak else None,
-            memory=Memory.of(self._world.device),
+            memory=_most_memory(self._world.device),
         )
 
     def _mean_flops(self) -> float:
@@ -358,6 +334,12 @@ class Speedometer:
         if image_tokens not in self._flops:
             self._flops[image_tokens] = run_flops(self._config, image_tokens)
         return self._flops[image_tokens]
+
+
+def _most_memory(device: torch.device) -> tuple[int, int | None]:
+    if device.type != "cuda":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, None
+    return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
 
 
 # The clock of training time, paused during evaluation, sampling and saving.

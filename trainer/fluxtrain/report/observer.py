@@ -148,7 +148,7 @@ class Observer:
         self._endpoint.set_phase(STEP)
         self._clock.resume()
         if self._logs is not None:
-            self._logs.on_train_begin()
+            self._logs.mlperf.ready()
         self.world.barrier()
 
     def on_step_begin(self, run: RunState, image_tokens: int) -> None:
@@ -159,7 +159,7 @@ class Observer:
         is_logged = step % self.config.logging.every_steps == 0
         self.step_times.begin_step(is_logged or step == self.config.schedule.steps)
         if self._logs is not None:
-            self._logs.on_step_begin(run.samples)
+            self._logs.mlperf.block_start(run.samples)
 
     def on_step_end(self, step: int) -> None:
         """Report that ``step`` was submitted to the device."""
@@ -168,7 +168,7 @@ class Observer:
         epoch = self._order.epochs(step)
         self._endpoint.step_done(step=step, epoch=epoch, trainSeconds=self._clock.seconds)
         if self._logs is not None:
-            self._logs.on_step_end(step)
+            self._logs.console.advance(step)
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -204,7 +204,7 @@ class Observer:
             *(run.step, run.samples, train_loss, grad_norm, rate),
             *(speed.samples_per_second, speed.tflops_per_gpu, speed.mfu),
             str(self._speedometer.peak or "unknown"),
-            *(speed.memory.allocated, speed.memory.reserved),
+            *speed.memory,
             *(seconds, self._data_wait, speed.remaining_seconds),
         )
         self.metrics.set_step(step)
@@ -215,7 +215,8 @@ class Observer:
         lines = self._rank_times.log(self.step_times.take(), speed.step_seconds)
         if self._logs is not None:
             self._logs.log_step(step)
-            self._logs.print_lines(lines)
+            for line in lines:
+                self._logs.console.print_line(line)
         self._data_wait = 0.0
 
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
@@ -273,7 +274,7 @@ class Observer:
     def on_saved(self, step: int) -> None:
         """Report that the checkpoint of ``step`` is complete; thread-safe."""
         if self._logs is not None:
-            self._logs.on_saved(step)
+            self._logs.mlperf.saved(step)
         self.metrics.checkpoint_step.set(step)
         self.progress.update(checkpointStep=step, checkpointTime=time.time())
 
@@ -313,7 +314,7 @@ class Observer:
     def on_run_stop(self, run: RunState) -> None:
         """Stop MLPerf's clock: the last step or the target is reached, saving and sampling follow."""
         if self._logs is not None:
-            self._logs.on_run_stop(run)
+            self._logs.mlperf.run_stop(run.status, run.samples)
 
     def on_train_end(self, run: RunState) -> None:
         """Draw the loss curve and report the final status."""

@@ -54,21 +54,17 @@ class RunLogs:
         mlperf: RunLog,
     ) -> None:
         """Open all logs but ``mlperf`` until ``closing`` is closed: lines after ``run.step`` are dropped."""
-        self._config, self._shares, self._paths, self._mlperf = config, shares, paths, mlperf
+        self._config, self._shares, self._paths, self.mlperf = config, shares, paths, mlperf
         self._num_validation = 0
         self._records = Records(paths.output / METRICS_FILE, run.step)
         closing.callback(self._records.close)
-        self._console = Console(config.schedule.steps, run.step)
-        closing.callback(self._console.close)
-        report = self._console.print_line
+        self.console = Console(config.schedule.steps, run.step)
+        closing.callback(self.console.close)
+        report = self.console.print_line
         self.page = RunPage(config, paths.output, fence)
         self._sinks = open_sinks(config, paths.output, run, report, self.page)
         for sink in self._sinks:
             closing.callback(sink.close)
-
-    def on_saved(self, step: int) -> None:
-        """Log the complete checkpoint of ``step``; thread-safe."""
-        self._mlperf.saved(step)
 
     def print_summary(
         self,
@@ -80,7 +76,7 @@ class RunLogs:
     ) -> None:
         """Print the size of the run on one line; MFU is a fraction of ``peak``."""
         self.page.hardware = f"{world.size} × {world.device.type}"
-        self._console.print_line(
+        self.console.print_line(
             f"{parameters} · {self._shares.global_batch_size} samples a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
@@ -93,50 +89,33 @@ class RunLogs:
             broken = violations(self._config, self._paths.num_nodes)
             text = "; ".join(map(str, broken)) or "no rule is broken so far"
             division = "open" if broken else "closed"
-            self._console.print_line(f"{division} division of MLPerf Training, flux1: {text}")
+            self.console.print_line(f"{division} division of MLPerf Training, flux1: {text}")
 
     def on_rule_broken(self, violation: Violation, run: RunState) -> None:
         """Log and print that ``run`` breaks a rule of the closed division."""
-        if self._mlperf.rule_broken(violation, run.samples):
-            self._console.print_line(f"no longer of MLPerf's closed division: {violation}")
+        if self.mlperf.rule_broken(violation, run.samples):
+            self.console.print_line(f"no longer of MLPerf's closed division: {violation}")
 
     def on_data_opened(self, sources: Sources, order: AnyOrder) -> None:
         """Log the sizes and the digests of the data sets; ``order`` is that of the training samples."""
         num_train, self._num_validation = sources.lengths
         self.page.attribution, self.page.order = sources.attribution, order
         if self._config.schedule.epochs is not None or self._config.data.images is not None:
-            self._console.epochs = order.epochs
-        self._mlperf.data_opened(num_train, self._num_validation, sources.digests)
-
-    def on_train_begin(self) -> None:
-        """Start MLPerf's clock."""
-        self._mlperf.ready()
-
-    def on_step_begin(self, samples: int) -> None:
-        """Open an MLPerf block after ``samples``, if none is open."""
-        self._mlperf.block_start(samples)
-
-    def on_step_end(self, step: int) -> None:
-        """Move the progress bar."""
-        self._console.advance(step)
+            self.console.epochs = order.epochs
+        self.mlperf.data_opened(num_train, self._num_validation, sources.digests)
 
     def log_step(self, step: LoggedStep) -> None:
         """Write the metrics of ``step``."""
         self._write({m.name: getattr(step, m.name) for m in STEP_METRICS if m.is_recorded})
         rate, loss, lr = step.samples_per_second, step.train_loss, step.learning_rate
-        self._mlperf.tracked_stats(step.samples, {"throughput": rate, "loss": loss, "lr": lr})
-        self._console.step_line(step)
-
-    def print_lines(self, lines: list[str]) -> None:
-        """Print ``lines`` to the terminal."""
-        for line in lines:
-            self._console.print_line(line)
+        self.mlperf.tracked_stats(step.samples, {"throughput": rate, "loss": loss, "lr": lr})
+        self.console.step_line(step)
 
     def on_evaluate_begin(self, run: RunState) -> Callable[[int], None]:
         """Return the progress bar's function, called with the number of samples evaluated."""
         if run.step:
-            self._mlperf.eval_start(run.samples)
-        return self._console.task("evaluate", self._num_validation)
+            self.mlperf.eval_start(run.samples)
+        return self.console.task("evaluate", self._num_validation)
 
     def on_evaluate_end(self, run: RunState, result: Evaluation) -> None:
         """Write the evaluation loss."""
@@ -150,10 +129,10 @@ class RunLogs:
             }
         )
         if run.step:
-            self._mlperf.eval_accuracy(run.samples, result.loss, result.num_samples)
-            self._mlperf.eval_stop(run.samples)
+            self.mlperf.eval_accuracy(run.samples, result.loss, result.num_samples)
+            self.mlperf.eval_stop(run.samples)
         num_bad = len(result.faults)
-        self._console.print_line(
+        self.console.print_line(
             f"evaluation at step {run.step}: loss {result.loss:.5f} on {result.num_samples} samples"
             + (f", {num_bad} could not be read" if num_bad else "")
         )
@@ -163,16 +142,12 @@ class RunLogs:
         samples = step * self._config.schedule.global_batch_size
         for sink in self._sinks:
             sink.put(samples, path)
-        self._console.print_line(f"sample images at step {step}: {path}")
+        self.console.print_line(f"sample images at step {step}: {path}")
 
     def _write(self, record: Record) -> None:
         self._records.write(record)
         for sink in self._sinks:
             sink.put(record["samples"], record)
-
-    def on_run_stop(self, run: RunState) -> None:
-        """Stop MLPerf's clock."""
-        self._mlperf.run_stop(run.status, run.samples)
 
     def on_train_end(self, run: RunState) -> None:
         """Draw the loss curve and print the result."""
@@ -183,8 +158,8 @@ class RunLogs:
         self.page.status = run.status
         target = self._config.evaluation.target_loss
         records = read_records(output / METRICS_FILE)
-        save_loss_curve(output / LOSS_FILE, records, target, self._mlperf.band)
-        self._console.print_line(
+        save_loss_curve(output / LOSS_FILE, records, target, self.mlperf.band)
+        self.console.print_line(
             f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
         )
 

@@ -138,10 +138,8 @@ class RankTimesReport:
         times = [RankTimes(*numbers) for numbers in gathered]
         first = self._world.rank - self._world.local_rank
         for rank, of_rank in enumerate(times[first : first + self._world.local_size], first):
-            self._metrics.rank_compute.labels(str(rank)).set(of_rank.compute)
-            self._metrics.rank_data_wait.labels(str(rank)).set(of_rank.data)
-            self._metrics.rank_backward.labels(str(rank)).set(of_rank.backward)
-            self._metrics.rank_optimizer.labels(str(rank)).set(of_rank.optimizer)
+            for name, gauge in self._metrics.of_rank.items():
+                gauge.labels(str(rank)).set(getattr(of_rank, name))
         if self._search is None:
             return []
         return self._update(self._search.add(times, step_seconds))

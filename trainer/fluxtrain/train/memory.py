@@ -70,15 +70,6 @@ def state_bytes(config: RunConfig) -> int:
     return round(config.precision.weight_bytes + config.optim.state_bytes)
 
 
-def _optimizer_values(config: RunConfig, passes: Passes) -> int:
-    """Return the numbers of a parameter besides those that gradients are computed with and AdamW's weight.
-
-    A schedule-free optimizer has a weight of its own where others have the parameter itself.
-    """
-    averages = config.optim.kind.averages and not passes.is_rounded
-    return config.optim.state_values + averages
-
-
 def memory(
     config: RunConfig,
     sharding: Sharding,
@@ -94,11 +85,13 @@ def memory(
     """
     passes = Passes(config, sharding, micro_batch, accumulates)
     peak = max(passes.moments(), key=lambda moment: moment.total)
+    # one that averages has weights next to the parameters, which are float32
+    has_more_weights = config.optim.kind.averages and not passes.is_rounded
+    values = config.optim.state_values + has_more_weights
     parts = {
         "weights": passes.weight_bytes,
         "gradients": peak.gradients,
-        "optimizer": _optimizer_values(config, passes) * passes.state_bytes
-        + quantized_bytes(config, sharding.dp_shard),
+        "optimizer": values * passes.state_bytes + quantized_bytes(config, sharding.dp_shard),
         "gathered": peak.gathered,
         "activations": peak.activations,
         "encoders": encoder_bytes(config),

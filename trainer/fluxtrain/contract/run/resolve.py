@@ -214,26 +214,24 @@ def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) ->
 
 def _require_layers(adapter: AdapterConfig, model: ModelConfig, at: str) -> None:
     """Raise ConfigError unless ``adapter`` selects blocks of ``model``, and some of their layers."""
-    depths = model.depths
     num_layers, present = 0, set[str]()
-    for field, count in depths.items():
+    for field, count in model.depths.items():
         text = getattr(adapter, field)
         try:
             num_blocks = len(selected_blocks(text, count))
         except ValueError as error:
             raise ConfigError(f"{at}.{field}", text, str(error)) from None
-        names = [name for name in get_args(LayerName) if _is_of(name, field)]
+        names = [
+            name
+            for name in get_args(LayerName)
+            if kind_of(name).startswith("single") == field.startswith("single")
+        ]
         num_layers += num_blocks * sum(map(adapter.has_layer, names))
         present.update(name for name in names if num_blocks and adapter.rank_of(kind_of(name)))
     if num_layers == 0:
-        given = adapter.model_dump(include={"ranks", "layers", *depths}, exclude_none=True)
+        given = adapter.model_dump(include={"ranks", "layers", *model.depths}, exclude_none=True)
         raise ConfigError(at, given, "must leave at least one layer an adapter")
     for number, name in enumerate(adapter.layers):
         if name not in present:
             text = "must be a layer of the selected blocks whose kind has a rank: it would have no effect"
             raise ConfigError(f"{at}.layers[{number}]", name, text)
-
-
-def _is_of(name: str, blocks: str) -> bool:
-    """Return whether a block of ``blocks`` has the layer ``name``: of one stream, or of two."""
-    return kind_of(name).startswith("single") == blocks.startswith("single")
