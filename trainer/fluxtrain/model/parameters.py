@@ -38,23 +38,12 @@ class ParameterCounts:
 
     @property
     def total(self) -> int:
-        """Return the parameters of the whole model."""
-        return sum(self.blocks) + self.rest
-
-
-@dataclass(frozen=True)
-class TrainedCounts:
-    """Trained parameters of each block, double blocks first, and of the rest: CLIP's adapters, or all."""
-
-    blocks: tuple[int, ...]
-    rest: int
-    final_layer: int
-    """Those of the rest that come after the blocks."""
-
-    @property
-    def total(self) -> int:
         """Return all of them."""
         return sum(self.blocks) + self.rest
+
+
+class TrainedCounts(ParameterCounts):
+    """Of each block only the trained parameters; the rest are CLIP's adapters, or all without adapters."""
 
     @property
     def groups(self) -> int:
