@@ -54,9 +54,7 @@ class ModelConfig(StrictModel):
     """Number of double-stream blocks."""
     depth_single_blocks: Annotated[int, Field(ge=0, le=1024)] = 38
     """Number of single-stream blocks."""
-    axes_dim: Annotated[
-        tuple[AxisWidth, ...], Field(min_length=NUM_AXES, max_length=NUM_AXES, strict=False)
-    ] = (16, 56, 56)
+    axes_dim: Annotated[tuple[AxisWidth, AxisWidth, AxisWidth], Field(strict=False)] = (16, 56, 56)
     """RoPE dimensions of the three position axes; their sum is the head dimension."""
     theta: Positive = 10_000
     """Base of the RoPE frequencies."""
