@@ -30,6 +30,8 @@ class Switch:
 BASE = "base"
 SWITCHES = {  # those that may become a default first
     "fp8 tensorwise": Switch(FP8),
+    "torch's kernels only": Switch({"parallel.kernels": []}),
+    "our kernel of AdamW only": Switch({"parallel.kernels": ["adamw"]}),
     "attention: flash": Switch(attention="flash"),
     "attention: cudnn": Switch(attention="cudnn"),
     "not compiled": Switch({"parallel.compile": False}),

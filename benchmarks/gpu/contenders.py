@@ -51,7 +51,7 @@ class Contender:
 def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     """Return the step of this project's train.py."""
     from fluxtrain.model.loss import FlowLoss
-    from fluxtrain.parallel.compile import compiles
+    from fluxtrain.parallel.compile import kernels_on
     from fluxtrain.parallel.parallelize import DTYPES, build_model
 
     config = setting.config(contender.overrides)
@@ -59,10 +59,8 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     model = build_model(config, world, random_weights(setting.model))
     compute = DTYPES[config.precision.compute]
     flow_loss = FlowLoss(model, config, compute)
-    compiled = compiles(config.parallel, device())
-    optimizer = optim.make_optimizer(
-        model, config.optim, compute, accumulates=False, compiled=compiled
-    )
+    fused = "adamw" in kernels_on(device(), config)
+    optimizer = optim.make_optimizer(model, config.optim, compute, accumulates=False, fused=fused)
     bad_step = torch.tensor(optim.NEVER, device=device())
 
     def step() -> Tensor:

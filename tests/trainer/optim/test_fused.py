@@ -85,13 +85,13 @@ def test_the_optimizer_takes_the_same_steps_by_the_kernel(
     one, two = nn.Linear(48, 40), nn.Linear(48, 40)
     two.load_state_dict(one.state_dict())
     optimizers = []
-    for model, compiled in ((one, False), (two, True)):
+    for model, is_fused in ((one, False), (two, True)):
         monkeypatch.setattr("fluxtrain.optim.adamw._fused", fused.FusedStep)
         factors = {"weight": 1.0, "bias": 0.5}.__getitem__
         made = optim.make_optimizer(
             *(model, config, torch.bfloat16, factors),
             accumulates=accumulates,
-            compiled=compiled,
+            fused=is_fused,
         )
         made.resume(2)
         optimizers.append(made)

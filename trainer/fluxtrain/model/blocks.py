@@ -187,7 +187,11 @@ def rotate(x: Heads, by: Rotation) -> Heads:
 
 def attention(q: Heads, k: Heads, v: Heads, positions: Rotation) -> Float[Tensor, "b s d"]:
     """Return bidirectional attention with rotated ``q`` and ``k``, its heads concatenated."""
-    q, k = rotate(q, positions), rotate(k, positions)
+    return attend(rotate(q, positions), rotate(k, positions), v)
+
+
+def attend(q: Heads, k: Heads, v: Heads) -> Float[Tensor, "b s d"]:
+    """Return bidirectional attention, its heads concatenated."""
     return rearrange(F.scaled_dot_product_attention(q, k, v), "b h s k -> b s (h k)")
 
 

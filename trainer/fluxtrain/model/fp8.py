@@ -127,9 +127,13 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return x weight^T + bias."""
+        return self.output(x, self.bias)
+
+    def output(self, x: Float[Tensor, "... in"], bias: Tensor) -> Float[Tensor, "... out"]:
+        """Return x weight^T + ``bias``."""
         flat = x.reshape(-1, x.shape[-1])
         y: Tensor = _Product.apply(flat, self.weight, self.recipe, self.dialect)
-        return (y + self.bias).reshape(*x.shape[:-1], -1)
+        return (y + bias).reshape(*x.shape[:-1], -1)
 
 
 def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:

@@ -33,19 +33,19 @@ def make_optimizer(
     factor_of: Callable[[str], float] = lambda name: 1.0,
     seed: int = 0,
     accumulates: bool = True,
-    compiled: bool = False,
+    fused: bool = False,
 ) -> Optimizer:
     """Return the optimizer of all parameters, with its state allocated for loading.
 
     A ``model`` that is not sharded has the data type ``compute`` afterwards. ``factor_of`` returns the factor
     of the learning rate of a parameter by its name. Weights in bfloat16 are rounded by ``seed``. A step
-    ``accumulates`` the gradients of several micro batches. Only a ``compiled`` model's has kernels of Triton.
+    ``accumulates`` the gradients of several micro batches. If ``fused``, AdamW has a kernel of Triton.
     """
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     make = OPTIMIZERS[config.name]
     factors = [factor_of(name) for name in trained]
     parameters, names = list(trained.values()), list(trained)
-    return make(parameters, config, compute, factors, names, seed, accumulates, compiled)
+    return make(parameters, config, compute, factors, names, seed, accumulates, fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -46,12 +46,12 @@ def step(
 
 
 class AdamW(Optimizer):
-    """AdamW whose weights in float32 are changed in one launch on a GPU, if its model is compiled."""
+    """AdamW whose weights in float32 are changed in one launch on a GPU, if it is ``fused``."""
 
     names = ("exp_avg", "exp_avg_sq")
 
     def _allocate(self) -> None:
-        is_plain = self._compiled and not self._is_bfloat16
+        is_plain = self._is_fused and not self._is_bfloat16
         self._fused = _fused(self._factors, self.steps_taken.device) if is_plain else None
         self._rounds = self._fused is not None
         is_small = self._is_bfloat16 or not self._sums  # a float32 copy of the gradients is made

@@ -51,18 +51,18 @@ class Optimizer(torch.optim.Optimizer):
         names: Sequence[str] = (),
         seed: int = 0,
         accumulates: bool = True,
-        compiled: bool = False,
+        fused: bool = False,
     ) -> None:
         """Allocate the state of ``parameters``; those that are not sharded are rounded to ``compute``.
 
         ``factors`` multiply the learning rate of each parameter; without them it is that of all. Parameters
         in bfloat16 have no other value; how steps round them depends on ``names`` and ``seed``. Unless it
-        ``accumulates`` those of several micro batches, gradients may stay in ``compute``, as they come. Only
-        if the model is ``compiled`` do kernels of Triton change the weights.
+        ``accumulates`` those of several micro batches, gradients may stay in ``compute``, as they come.
+        ``fused``: a kernel of Triton changes weights in float32, where there is one.
         """
         super().__init__(parameters, {"lr": config.learning_rate})
         self._sums = accumulates or not config.kind.takes_rounded_gradients
-        self._compiled = compiled
+        self._is_fused = fused
         self._is_bfloat16 = parameters[0].dtype == torch.bfloat16
         self.weights = {each: self._new_weight(each, compute) for each in parameters}
         """The value of each parameter, sharded as it is: what steps change, and checkpoints hold."""

@@ -15,13 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
+from typing import get_args
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fluxtrain.contract.process import COMPILED_FOLDER, ENV_RENDEZVOUS_KEY
-from fluxtrain.contract.run.config import ParallelConfig, RunConfig
+from fluxtrain.contract.run.config import Kernel, ParallelConfig, RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain.model.flux import Flux
 from fluxtrain.runtime.files import atomic_write_by_several
@@ -30,6 +31,9 @@ BACKEND = "inductor"
 """Torch's compiler of graphs."""
 _CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _OLDEST_OF_TRITON = (7, 0)
+_BFLOAT16 = (8, 0)
+_HEADS = (16, 32, 64, 128)
+"""Widths of heads that the blocks' kernels have tiles for."""
 _MOST_GRAPHS = 64
 """Graphs of a kind of block, of which torch allows 8: more end the run."""
 
@@ -82,6 +86,43 @@ def missing_compiler(device: torch.device) -> str | None:
         return None if any(map(shutil.which, names)) else text
     name = os.environ.get("CXX", "g++")  # as torch does
     return None if shutil.which(name) else f"the C++ compiler {name} is missing"
+
+
+def kernels_on(device: torch.device, config: RunConfig) -> list[Kernel]:
+    """Return the parts of a step that kernels of our own compute on ``device``: all that can, unless named.
+
+    Raises ConfigError if ``config`` names one that cannot.
+    """
+    reasons = _without_kernels(device, config)
+    for name in config.parallel.kernels or ():
+        if name in reasons:
+            raise ConfigError("spec.run.parallel.kernels", name, f"{reasons[name]}; leave it out")
+    able = [name for name in get_args(Kernel) if name not in reasons]
+    named = config.parallel.kernels
+    return able if named is None else [name for name in able if name in named]
+
+
+def settle_kernels(config: RunConfig, device: torch.device) -> RunConfig:
+    """Return ``config`` with the ``parallel.kernels`` that compute on ``device``."""
+    found = {"kernels": kernels_on(device, config)}
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update=found)})
+
+
+def _without_kernels(device: torch.device, config: RunConfig) -> dict[Kernel, str]:
+    """Return why kernels of our own do not compute parts of a step on ``device``."""
+    if not compiles(config.parallel, device) or device.type != "cuda":
+        return dict.fromkeys(get_args(Kernel), "it needs a GPU, and compiled blocks")
+    model, precision, reasons = config.model, config.precision, dict[Kernel, str]()
+    width = model.hidden_size // model.num_heads
+    if precision.compute != "bfloat16" or torch.cuda.get_device_capability(device) < _BFLOAT16:
+        reasons["blocks"] = "it needs bfloat16 and a GPU that computes in it"
+    elif width not in _HEADS or int(model.hidden_size * model.mlp_ratio) % width:
+        reasons["blocks"] = (
+            f"heads of {width} channels are none of {_HEADS}, or do not divide the MLP"
+        )
+    if config.optim.name != "adamw" or (config.adapter is None and precision.weights == "bfloat16"):
+        reasons["adamw"] = "it needs optim.name adamw, and weights in float32"
+    return reasons
 
 
 # What torch.compile has made, kept in the output of a job: a pod that replaces another does not

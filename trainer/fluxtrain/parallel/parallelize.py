@@ -34,7 +34,7 @@ from fluxtrain.model.layers import (
 from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magnitudes, measure
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
-from fluxtrain.parallel.compile import compile_blocks, compiles
+from fluxtrain.parallel.compile import compile_blocks, compiles, kernels_on
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
@@ -100,6 +100,12 @@ def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) 
             add_adapters(model, layers, DTYPES[config.precision.compute], dropout, small)
     if config.precision.fp8 != "none":
         use_fp8(model, config.precision.fp8, world.device)
+    if "blocks" in kernels_on(world.device, config):
+        from fluxtrain.model.kernels import (
+            use_kernels,
+        )  # needs Triton, which takes a second to import
+
+        use_kernels(model)
     recompute_activations(model, config.parallel.activation_checkpointing)
     if compiles(config.parallel, world.device):
         compile_blocks(model, has_sizes=config.data.buckets is not None)

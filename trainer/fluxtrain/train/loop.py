@@ -46,6 +46,7 @@ from fluxtrain.parallel.compile import (
     attention_backend,
     attention_on,
     compiles,
+    kernels_on,
     missing_compiler,
 )
 from fluxtrain.parallel.distributed import StopRequest, World
@@ -139,7 +140,7 @@ class _Trainer:
             partial(rate_of, adapter=config.adapter),
             config.drawn_seed,
             accumulates=self.shares.accumulation_steps > 1,
-            compiled=compiles(config.parallel, world.device),
+            fused="adamw" in kernels_on(world.device, config),
         )
         self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite

@@ -205,6 +205,9 @@ LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
 
 
+Kernel = Literal["blocks", "adamw"]
+
+
 class ParallelConfig(StrictModel):
     """Distribution of a global batch over ranks; does not change what is computed."""
 
@@ -232,6 +235,10 @@ class ParallelConfig(StrictModel):
     device and the shapes. A run that names one which its device lacks is refused. CPUs have ``flash`` and
     ``math``, ROCm no ``cudnn``; there ``flash`` is AOTriton's, or composable kernel's if
     TORCH_ROCM_FA_PREFER_CK=1. ``math`` keeps the scores of all pairs of tokens in memory."""
+    kernels: Annotated[list[Kernel], Field(max_length=2)] | None = None
+    """Parts of a step that have Triton kernels of our own instead of torch's: ``blocks``, what is between the
+    matrix products of the blocks in bfloat16, and ``adamw``; both need GPUs and compiled blocks. Null: those
+    that the run and its GPU allow, which the run's config.json names. []: none."""
 
     @property
     def reshards(self) -> bool:
