@@ -198,17 +198,15 @@ class _JointHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         txt, img, *scales, cos, sin = ctx.saved_tensors
-        streams, biases, of_scales = list[Tensor](), list[Tensor | None](), list[Tensor]()
-        for stream, own, first, dtype in (
-            (txt, scales[:2], 0, ctx.dtypes[0]),
-            (img, scales[2:], txt.shape[1], ctx.dtypes[1]),
-        ):
-            inputs = *gradients, None, stream, *own, cos, sin, ctx.eps, ctx.heads, first
-            dx, sums, of_own = _heads_backward(*inputs, dtype is not None)
-            streams.append(dx)
-            biases.append(None if dtype is None else sums.to(dtype))
-            of_scales += [each.to(own[0].dtype) for each in of_own]
-        return *streams, *biases, *of_scales, None, None, None, None
+        numbers, (of_txt, of_img) = (cos, sin, ctx.eps, ctx.heads), ctx.dtypes
+        txt_inputs = *gradients, None, txt, *scales[:2], *numbers, 0, of_txt is not None
+        d_txt, txt_sums, txt_scales = _heads_backward(*txt_inputs)
+        img_inputs = *gradients, None, img, *scales[2:], *numbers, txt.shape[1], of_img is not None
+        d_img, img_sums, img_scales = _heads_backward(*img_inputs)
+        txt_bias = None if of_txt is None else txt_sums.to(of_txt)
+        img_bias = None if of_img is None else img_sums.to(of_img)
+        of_scales = [each.to(scales[0].dtype) for each in (*txt_scales, *img_scales)]
+        return d_txt, d_img, txt_bias, img_bias, *of_scales, None, None, None, None
 
 
 class _Gelu(torch.autograd.Function):
