@@ -121,10 +121,10 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             group = process_group(progress, task.uses_gpus, connects_at_start(config))
             world = stack.enter_context(group)
             if config.task == "train":
-                from fluxtrain.parallel.compile import settle_kernels
+                from fluxtrain.parallel.compile import resolve_kernels
                 from fluxtrain.train.memory import settle_resharding_of
 
-                config = settle_kernels(settle_resharding_of(world, config), world.device)
+                config = resolve_kernels(settle_resharding_of(world, config), world.device)
             config = with_seed(config, paths.output, world)
         run(config, paths, world)
 

@@ -66,7 +66,7 @@ from fluxtrain.errors import (
 )
 from fluxtrain.launch.environment import local_volume, prepare_for_gpus, process_start
 from fluxtrain.launch.rank import TASKS
-from fluxtrain.parallel.compile import kernels_on, settle_kernels
+from fluxtrain.parallel.compile import kernels_on, resolve_kernels
 from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import LATE, RankProgress, read_ranks
@@ -509,7 +509,7 @@ def write_config(config: RunConfig, output: Path) -> Path:
     """
     path = output / CONFIG_FILE
     if config.task == "train":
-        config = settle_kernels(config, _device())
+        config = resolve_kernels(config, _device())
     try:
         with atomic_write(path) as partial:
             partial.write_text(

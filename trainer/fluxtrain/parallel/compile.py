@@ -102,10 +102,10 @@ def kernels_on(device: torch.device, config: RunConfig) -> list[Kernel]:
     return able if named is None else [name for name in able if name in named]
 
 
-def settle_kernels(config: RunConfig, device: torch.device) -> RunConfig:
+def resolve_kernels(config: RunConfig, device: torch.device) -> RunConfig:
     """Return ``config`` with the ``parallel.kernels`` that compute on ``device``."""
-    found = {"kernels": kernels_on(device, config)}
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update=found)})
+    kernels = {"kernels": kernels_on(device, config)}
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update=kernels)})
 
 
 def _without_kernels(device: torch.device, config: RunConfig) -> dict[Kernel, str]:
@@ -120,7 +120,8 @@ def _without_kernels(device: torch.device, config: RunConfig) -> dict[Kernel, st
         reasons["blocks"] = (
             f"heads of {width} channels are none of {_HEADS}, or do not divide the MLP"
         )
-    if config.optim.name != "adamw" or (config.adapter is None and precision.weights == "bfloat16"):
+    in_bfloat16 = config.adapter is None and precision.weights == "bfloat16"
+    if in_bfloat16 or not config.optim.kind.has_kernel:
         reasons["adamw"] = "it needs optim.name adamw, and weights in float32"
     return reasons
 

@@ -36,6 +36,8 @@ class OptimizerKind:
     the result, and intermediate results of the optimizer."""
     takes_rounded_gradients: bool = False
     """Whether it computes with gradients in the compute dtype, if a step has one micro batch."""
+    has_kernel: bool = False
+    """Whether a Triton kernel of our own takes its step on GPUs."""
     finds_step_size: bool = False
     """Whether the learning rate is a factor of a step size that it finds, one for all parameters."""
     averages: bool = False
@@ -43,7 +45,7 @@ class OptimizerKind:
 
 
 OPTIMIZER_KINDS: Mapping[OptimizerName, OptimizerKind] = {
-    "adamw": OptimizerKind(state_values=2, takes_rounded_gradients=True),
+    "adamw": OptimizerKind(state_values=2, takes_rounded_gradients=True, has_kernel=True),
     "adamw_8bit": OptimizerKind(quantized_values=2),
     "adafactor": OptimizerKind(is_factored=True),
     "lion": OptimizerKind(state_values=1, step_bytes=17 + 4),
