@@ -27,7 +27,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 OTHER = "element-wise and norms"
 CATEGORIES = {  # the first that a name contains decides
     # fused kernels have the names of all that they compute, such as cat
-    OTHER: ("triton_",),
+    OTHER: ("triton_", "_write_heads", "_write_gradients"),
     "collective": ("nccl", "rccl", "all_gather", "reduce_scatter", "all_reduce"),
     "attention": ("flash", "fmha", "attention", "cudnn_generated", "sdpa", "aiter"),
     "matrix product": ("gemm", "cutlass", "nvjet", "cublas", "addmm", "aten::mm", "bmm", "cijk_"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 
 import pytest
 
@@ -30,6 +32,25 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     vars(gc).update(freeze=lambda: None, unfreeze=lambda: None)  # at its end it thaws all
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+    """Return a function that imports a module whose kernels Triton's interpreter runs, on the CPU."""
+    pytest.importorskip("triton", reason="Triton exists on Linux only")
+    from tests.trainer.ranks import interpret_triton
+
+    interpret_triton(monkeypatch)
+    modules = []
+
+    def load(name: str) -> ModuleType:
+        modules.append(importlib.reload(importlib.import_module(name)))
+        return modules[-1]
+
+    yield load
+    monkeypatch.undo()
+    for module in modules:
+        importlib.reload(module)
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 
 from fluxtrain.contract.process import RunPaths
@@ -84,6 +85,18 @@ def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[
 def set_environment(world: World, port: int) -> None:
     """Set the environment variables that torchrun gives this rank."""
     os.environ |= {"RANK": f"{world.rank}", "WORLD_SIZE": f"{world.size}", "MASTER_PORT": f"{port}"}
+
+
+def interpret_triton(patch: pytest.MonkeyPatch) -> None:
+    """Let kernels of modules that are imported now run in Triton's interpreter, with its own functions."""
+    import triton
+    import triton.language
+
+    patch.setenv("TRITON_INTERPRET", "1")
+    for module in (triton.language, triton.language.standard):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, triton.JITFunction):
+                patch.setattr(module, name, triton.jit(value.fn))
 
 
 def train_alone(config: RunConfig, paths: RunPaths, world: World) -> None:

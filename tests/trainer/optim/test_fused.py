@@ -5,8 +5,7 @@ Triton's interpreter runs the kernel here. It cuts off the bits that bfloat16 la
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -27,13 +26,8 @@ ULP = 2**-7
 
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    pytest.importorskip("triton", reason="Triton exists on Linux only")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    module = importlib.import_module("fluxtrain.optim.fused")
-    yield importlib.reload(module)
-    monkeypatch.undo()
-    importlib.reload(module)
+def fused(interpreted: Callable[[str], ModuleType]) -> ModuleType:
+    return interpreted("fluxtrain.optim.fused")
 
 
 def zeros() -> list[Tensor]:

@@ -286,7 +286,7 @@ def _launch_forward(
     """Write the heads of ``x`` (b n w) to those of ``y`` (b s parts h k), from token ``first`` on."""
     x = _dense(x)
     (b, n, _), (total, parts, heads, k) = x.shape, y.shape[1:]
-    _launched(_heads_forward)[(triton.cdiv(b * n, _TOKENS), parts, triton.cdiv(heads, _ROWS))](
+    _launched(_write_heads)[(triton.cdiv(b * n, _TOKENS), parts, triton.cdiv(heads, _ROWS))](
         *(x, y, *scales, *rotation, eps, b * n, n, total, first, x.stride(1), y.stride(1)),
         heads=heads,
         width=k,
@@ -356,7 +356,7 @@ def _launch_backward(
     sums = x.new_empty(blocks, width if has_bias else 0, dtype=torch.float32)
     of_scales = x.new_empty(blocks, 2, groups, k, dtype=torch.float32)
     strides = [each.stride(axis) for each in of_heads for axis in range(3)]
-    _launched(_backward)[(blocks, 3 * groups + triton.cdiv(hidden, _ROWS))](
+    _launched(_write_gradients)[(blocks, 3 * groups + triton.cdiv(hidden, _ROWS))](
         *(*of_heads, of_hidden, x, dx, *scales, *rotation, of_scales, sums),
         *(eps, b * n, n, first, *strides, of_hidden.stride(1), x.stride(1), width),
         heads=heads,
@@ -393,7 +393,7 @@ def _turned(even, odd, cos, sin, count: tl.constexpr, width: tl.constexpr):  # t
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _heads_forward(  # type: ignore[no-untyped-def]
+def _write_heads(  # type: ignore[no-untyped-def]
     x,
     y,
     q_scale,
@@ -439,7 +439,7 @@ def _heads_forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _backward(  # type: ignore[no-untyped-def]
+def _write_gradients(  # type: ignore[no-untyped-def]
     dq,
     dk,
     dv,
