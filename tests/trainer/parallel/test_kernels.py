@@ -148,7 +148,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rounding")
-@pytest.mark.parametrize(("width", "heads", "samples", "text"), [(128, 1, 1, 5), (16, 9, 3, 6)])
+@pytest.mark.parametrize(("width", "heads", "samples", "text"), [(128, 1, 1, 5), (16, 3, 2, 6)])
 @pytest.mark.parametrize("kind", [SingleStreamBlock, DoubleStreamBlock])
 def test_blocks_are_as_close_to_float64_as_those_of_pytorch(
     interpreted: Interpreted,
