@@ -31,7 +31,7 @@ BASE = "base"
 SWITCHES = {  # those that may become a default first
     "fp8 tensorwise": Switch(FP8),
     "torch's kernels only": Switch({"parallel.kernels": []}),
-    "our kernel of AdamW only": Switch({"parallel.kernels": ["adamw"]}),
+    "our kernel of AdamW only": Switch({"parallel.kernels": ["optimizer"]}),
     "attention: flash": Switch(attention="flash"),
     "attention: cudnn": Switch(attention="cudnn"),
     "not compiled": Switch({"parallel.compile": False}),

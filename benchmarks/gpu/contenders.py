@@ -59,7 +59,7 @@ def fluxtrain(setting: Setting, world: World, contender: Contender) -> Step:
     model = build_model(config, world, random_weights(setting.model))
     compute = DTYPES[config.precision.compute]
     flow_loss = FlowLoss(model, config, compute)
-    fused = "adamw" in kernels_on(device(), config)
+    fused = "optimizer" in kernels_on(device(), config)
     optimizer = optim.make_optimizer(model, config.optim, compute, accumulates=False, fused=fused)
     bad_step = torch.tensor(optim.NEVER, device=device())
 

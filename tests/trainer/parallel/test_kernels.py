@@ -223,18 +223,22 @@ def test_a_block_with_kernels_is_one_graph(kind: str, dynamic: bool, recomputed:
 @pytest.mark.parametrize(
     ("changes", "capability", "expected"),
     [
-        ({}, (9, 0), ["blocks", "adamw"]),
-        ({}, (7, 5), ["adamw"]),
-        ({"precision": {"compute": "float32"}}, (9, 0), ["adamw"]),
+        ({}, (9, 0), ["blocks", "optimizer"]),
+        ({}, (7, 5), ["optimizer"]),
+        ({"precision": {"compute": "float32"}}, (9, 0), ["optimizer"]),
         ({"precision": {"weights": "bfloat16"}}, (9, 0), ["blocks"]),
-        ({"precision": {"fp8": "rowwise"}}, (9, 0), ["blocks", "adamw"]),
+        ({"precision": {"fp8": "rowwise"}}, (9, 0), ["blocks", "optimizer"]),
         ({"optim": {"name": "lion"}}, (9, 0), ["blocks"]),
-        ({"adapter": ADAPTER, "initial_weights": "w"}, (9, 0), ["blocks", "adamw"]),
+        ({"adapter": ADAPTER, "initial_weights": "w"}, (9, 0), ["blocks", "optimizer"]),
         ({"parallel": {"compile": False}}, (9, 0), []),
-        ({"parallel": {"kernels": ["adamw"]}}, (9, 0), ["adamw"]),
+        ({"parallel": {"kernels": ["optimizer"]}}, (9, 0), ["adamw"]),
         ({"parallel": {"kernels": []}}, (9, 0), []),
-        ({"model": {"hidden_size": 48, "num_heads": 2, "axes_dim": [8, 8, 8]}}, (9, 0), ["adamw"]),
-        ({"model": {"mlp_ratio": 3.3}}, (9, 0), ["adamw"]),
+        (
+            {"model": {"hidden_size": 48, "num_heads": 2, "axes_dim": [8, 8, 8]}},
+            (9, 0),
+            ["optimizer"],
+        ),
+        ({"model": {"mlp_ratio": 3.3}}, (9, 0), ["optimizer"]),
     ],
 )
 def test_kernels_run_where_the_run_and_the_gpu_allow(
@@ -253,7 +257,7 @@ def test_kernels_run_where_the_run_and_the_gpu_allow(
     ("changes", "name", "reason"),
     [
         ({"precision": {"compute": "float32"}}, "blocks", "bfloat16"),
-        ({"optim": {"name": "lion"}}, "adamw", "optim.name"),
+        ({"optim": {"name": "lion"}}, "optimizer", "optim.name"),
         ({"parallel": {"compile": False}}, "blocks", "compiled"),
     ],
 )
@@ -267,7 +271,7 @@ def test_a_kernel_that_is_named_and_cannot_run_is_refused(
         kernels_on(GPU, config)
 
 
-@pytest.mark.parametrize(("has_gpu", "expected"), [(True, ["blocks", "adamw"]), (False, [])])
+@pytest.mark.parametrize(("has_gpu", "expected"), [(True, ["blocks", "optimizer"]), (False, [])])
 def test_the_config_of_a_run_names_the_kernels(
     a_gpu: Callable[[tuple[int, int]], None],
     monkeypatch: pytest.MonkeyPatch,

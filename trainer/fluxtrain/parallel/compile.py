@@ -122,7 +122,7 @@ def _without_kernels(device: torch.device, config: RunConfig) -> dict[Kernel, st
         )
     in_bfloat16 = config.adapter is None and precision.weights == "bfloat16"
     if in_bfloat16 or not config.optim.kind.has_kernel:
-        reasons["adamw"] = "it needs optim.name adamw, and weights in float32"
+        reasons["optimizer"] = "it needs optim.name adamw, and weights in float32"
     return reasons
 
 

@@ -140,7 +140,7 @@ class _Trainer:
             partial(rate_of, adapter=config.adapter),
             config.drawn_seed,
             accumulates=self.shares.accumulation_steps > 1,
-            fused="adamw" in kernels_on(world.device, config),
+            fused="optimizer" in kernels_on(world.device, config),
         )
         self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite

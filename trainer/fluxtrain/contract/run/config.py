@@ -205,7 +205,7 @@ LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
 
 
-Kernel = Literal["blocks", "adamw"]
+Kernel = Literal["blocks", "optimizer"]
 
 
 class ParallelConfig(StrictModel):
@@ -237,8 +237,8 @@ class ParallelConfig(StrictModel):
     TORCH_ROCM_FA_PREFER_CK=1. ``math`` keeps the scores of all pairs of tokens in memory."""
     kernels: Annotated[list[Kernel], Field(max_length=2)] | None = None
     """Parts of a step that have Triton kernels of our own instead of torch's: ``blocks``, what is between the
-    matrix products of the blocks in bfloat16, and ``adamw``; both need GPUs and compiled blocks. Null: those
-    that the run and its GPU allow, which the run's config.json names. []: none."""
+    matrix products of the blocks in bfloat16, and ``optimizer``, AdamW's step; both need GPUs and compiled
+    blocks. Null: those that the run and its GPU allow, which the run's config.json names. []: none."""
 
     @property
     def reshards(self) -> bool:
