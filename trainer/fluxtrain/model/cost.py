@@ -81,19 +81,12 @@ def saved_by_double_block(config: RunConfig) -> Saved:
     hidden, ratio = config.model.hidden_size, config.model.mlp_ratio
     if config.parallel.compiles(has_gpu=True):
         units, extra = 10 + 2 * ratio, 3.0 * width * hidden  # q, k and v as projected
-        units += _has_kernels(config)  # v as joined
     else:
         units, extra = 13 + 2 * ratio, _query_key_norms(config)
     units += _units_of_math(config, casted=2) - _units_less_in_fp8(config, 3 + ratio)
     statistics = 3 * _per_head(config.model) + 4 * _FLOAT32
     per_token = int(units * width * hidden + extra) + statistics
     return Saved(per_token, 18 * width * hidden + scores_bytes(config))
-
-
-def _has_kernels(config: RunConfig) -> bool:
-    """Return whether blocks have kernels of their own on GPUs that can."""
-    parallel, is_narrow = config.parallel, config.precision.compute == "bfloat16"
-    return is_narrow and (parallel.kernels is None or "blocks" in parallel.kernels)
 
 
 def saved_by_single_block(config: RunConfig) -> Saved:
