@@ -180,7 +180,9 @@ def _install(
         "requirement": [*requirements, "torch"],
         "constraint": constraints,
         "override": [
-            f"{name}; sys_platform == 'none'" for name in of_gpus if _OF_TORCH.match(name)
+            f"{name}; sys_platform == 'none'"
+            for name in of_gpus
+            if _OF_TORCH.match(name) and name != "triton"  # kernels are compiled without a GPU
         ],
     }
     for name, lines in texts.items():

@@ -194,6 +194,7 @@ def passes(block: nn.Module, inputs: list[Tensor], by: tuple[Tensor, Tensor]) ->
     return [each.detach().double() for each in tensors if each is not None]
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # older dynamos do so
 @pytest.mark.torch_range
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -231,7 +232,7 @@ def test_a_block_with_kernels_is_one_graph(kind: str, dynamic: bool, recomputed:
         ({"optim": {"name": "lion"}}, (9, 0), ["blocks"]),
         ({"adapter": ADAPTER, "initial_weights": "w"}, (9, 0), ["blocks", "optimizer"]),
         ({"parallel": {"compile": False}}, (9, 0), []),
-        ({"parallel": {"kernels": ["optimizer"]}}, (9, 0), ["adamw"]),
+        ({"parallel": {"kernels": ["optimizer"]}}, (9, 0), ["optimizer"]),
         ({"parallel": {"kernels": []}}, (9, 0), []),
         (
             {"model": {"hidden_size": 48, "num_heads": 2, "axes_dim": [8, 8, 8]}},
