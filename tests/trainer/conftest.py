@@ -53,6 +53,14 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Mod
         importlib.reload(module)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> Iterator[None]:
+    """Let the fork server hear Ctrl-C even in the background: fixtures of modules start it before a test."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
     """Give each test the same variables and signal handlers; Ctrl-C is heard even in the background."""
