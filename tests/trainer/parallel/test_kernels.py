@@ -30,12 +30,13 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
+from fluxtrain.launch.several_nodes import _differences
 from fluxtrain.launch.torchrun import write_config
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock, rotation
 from fluxtrain.model.lora import is_adapter
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel import parallelize
-from fluxtrain.parallel.compile import kernels_on
+from fluxtrain.parallel.compile import kernels_on, resolve_kernels
 from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.parallel.parallelize import DTYPES, build_model
 from fluxtrain.train.loop import synthetic_batch
@@ -269,7 +270,14 @@ def test_a_kernel_that_is_named_and_cannot_run_is_refused(
     named = {"parallel": {"kernels": [name]}}
     config = resolve(merge_all({"preset": "micro"}, COMPILED, changes, named))
     with pytest.raises(ConfigError, match=rf"spec.run.parallel.kernels: got '{name}'; .*{reason}"):
-        kernels_on(GPU, config)
+        resolve_kernels(config, GPU)
+
+
+def test_a_kernel_that_is_named_changes_no_model_on_another_machine() -> None:
+    """A plan is verified, and a run evaluated, where the training could not run."""
+    named = {"parallel": {"kernels": ["blocks", "optimizer"]}}
+    model = parallelize.empty_model(resolve(merge_all(RUN, named)), World.alone())
+    assert {type(block) for block in model.blocks} == {DoubleStreamBlock, SingleStreamBlock}
 
 
 @pytest.mark.parametrize(("has_gpu", "expected"), [(True, ["blocks", "optimizer"]), (False, [])])
@@ -282,8 +290,10 @@ def test_the_config_of_a_run_names_the_kernels(
 ) -> None:
     a_gpu((9, 0))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    path = write_config(resolve(merge_all({"preset": "micro"}, COMPILED)), tmp_path)
+    config = resolve(merge_all({"preset": "micro"}, COMPILED))
+    path = write_config(config, tmp_path)
     assert json.loads(path.read_text())["parallel"]["kernels"] == expected
+    assert _differences(config, path) == "", "a node that is refused has the fields of the others"
 
 
 @pytest.fixture

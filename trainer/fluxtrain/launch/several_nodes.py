@@ -192,9 +192,10 @@ def _run_until_done(
 def _differences(config: RunConfig, other: Path) -> str:
     """Return the fields of ``config`` that differ from the config in the file ``other``, as a clause."""
     try:
-        theirs, ours = json.loads(other.read_text(encoding="utf-8")), config.model_dump(mode="json")
+        theirs = json.loads(other.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
+    ours = torchrun.as_written(config).model_dump(mode="json")
     paths = [field.path for field in iter_fields(RunConfig)]
     names = [path for path in paths if value_at(ours, path) != value_at(theirs, path)]
     return f"; these fields differ: {', '.join(names[:5])}" if names else ""

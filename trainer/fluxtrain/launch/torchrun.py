@@ -66,7 +66,7 @@ from fluxtrain.errors import (
 )
 from fluxtrain.launch.environment import local_volume, prepare_for_gpus, process_start
 from fluxtrain.launch.rank import TASKS
-from fluxtrain.parallel.compile import kernels_on, resolve_kernels
+from fluxtrain.parallel.compile import resolve_kernels
 from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import LATE, RankProgress, read_ranks
@@ -385,7 +385,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
 def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[int]) -> None:
     require_packages(config)
     require_replicas(config, rank_counts)
-    kernels_on(_device(), config)
+    as_written(config)
     checkpoints = paths.output / CHECKPOINTS_FOLDER
     check_continued_run(config, checkpoints)
     if note := changed_decay(config, checkpoints):
@@ -503,13 +503,8 @@ def lock_output(output: Path) -> Iterator[None]:
 
 
 def write_config(config: RunConfig, output: Path) -> Path:
-    """Write the resolved ``config`` to the folder ``output`` and return its path, or raise StorageError.
-
-    That of a training names the kernels that run on this machine.
-    """
-    path = output / CONFIG_FILE
-    if config.task == "train":
-        config = resolve_kernels(config, _device())
+    """Write the resolved ``config`` to the folder ``output`` and return its path, or raise StorageError."""
+    path, config = output / CONFIG_FILE, as_written(config)
     try:
         with atomic_write(path) as partial:
             partial.write_text(
@@ -520,8 +515,10 @@ def write_config(config: RunConfig, output: Path) -> Path:
     return path
 
 
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def as_written(config: RunConfig) -> RunConfig:
+    """Return ``config`` with the kernels of a training on this machine; ConfigError if it lacks one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return resolve_kernels(config, device) if config.task == "train" else config
 
 
 def _failure_message(failure: ProcessFailure) -> tuple[int, str]:

@@ -89,23 +89,24 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def kernels_on(device: torch.device, config: RunConfig) -> list[Kernel]:
-    """Return the parts of a step that kernels of our own compute on ``device``: all that can, unless named.
-
-    Raises ConfigError if ``config`` names one that cannot.
-    """
-    reasons = _without_kernels(device, config)
-    for name in config.parallel.kernels or ():
-        if name in reasons:
-            raise ConfigError("spec.run.parallel.kernels", name, f"{reasons[name]}; leave it out")
+    """Return the parts of a step that kernels of our own compute on ``device``: those named that can."""
+    reasons, named = _without_kernels(device, config), config.parallel.kernels
     able = [name for name in get_args(Kernel) if name not in reasons]
-    named = config.parallel.kernels
     return able if named is None else [name for name in able if name in named]
 
 
 def resolve_kernels(config: RunConfig, device: torch.device) -> RunConfig:
-    """Return ``config`` with the ``parallel.kernels`` that compute on ``device``."""
-    kernels = {"kernels": kernels_on(device, config)}
-    return config.model_copy(update={"parallel": config.parallel.model_copy(update=kernels)})
+    """Return ``config`` with the ``parallel.kernels`` that compute on ``device``.
+
+    Raises ConfigError if it names one that cannot.
+    """
+    kernels = kernels_on(device, config)
+    for name in config.parallel.kernels or ():
+        if name not in kernels:
+            reason = f"{_without_kernels(device, config)[name]}; leave it out"
+            raise ConfigError("spec.run.parallel.kernels", name, reason)
+    parallel = config.parallel.model_copy(update={"kernels": kernels})
+    return config.model_copy(update={"parallel": parallel})
 
 
 def _without_kernels(device: torch.device, config: RunConfig) -> dict[Kernel, str]:

@@ -101,9 +101,7 @@ def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) 
     if config.precision.fp8 != "none":
         use_fp8(model, config.precision.fp8, world.device)
     if "blocks" in kernels_on(world.device, config):
-        from fluxtrain.model.kernels import (
-            use_kernels,
-        )  # needs Triton, which takes a second to import
+        from fluxtrain.model.kernels import use_kernels  # Triton takes a second to import
 
         use_kernels(model)
     recompute_activations(model, config.parallel.activation_checkpointing)

@@ -238,7 +238,8 @@ class ParallelConfig(StrictModel):
     kernels: Annotated[list[Kernel], Field(max_length=2)] | None = None
     """Parts of a step that have Triton kernels of our own instead of torch's: ``blocks``, what is between the
     matrix products of the blocks in bfloat16, and ``optimizer``, AdamW's step; both need GPUs and compiled
-    blocks. Null: those that the run and its GPU allow, which the run's config.json names. []: none."""
+    blocks. Null: those that the run and its GPU allow, which the run's config.json names. []: none. A
+    training that names one which cannot run is refused."""
 
     @property
     def reshards(self) -> bool:
