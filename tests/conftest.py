@@ -6,12 +6,13 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from tests import run
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-REAL = ("tests/api_server", "tests/cluster", "tests/end_to_end")
+REAL = tuple(f"tests/{folder}" for folder in run.REAL)
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The models are small: on busy cores several threads mostly wait for each other.
