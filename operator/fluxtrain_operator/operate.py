@@ -261,7 +261,7 @@ class Health:
 async def serve(
     registry: CollectorRegistry, health: Health, address: str, port: int
 ) -> Callable[[], Awaitable[None]]:
-    """Serve until the returned function is called and awaited."""
+    """Serve on ``address``, or on every one, until the returned function is called and awaited."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(registry), content_type="text/plain")
@@ -278,7 +278,7 @@ async def serve(
     )
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, address, port).start()
+    await web.TCPSite(runner, address or None, port).start()
     return runner.cleanup
 
 

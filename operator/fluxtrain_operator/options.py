@@ -125,7 +125,9 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
     parser.add_argument("--lease-name", default="fluxtrain-operator")
     parser.add_argument("--identity", default=get("POD_NAME", socket.gethostname()))
-    parser.add_argument("--address", default="0.0.0.0", help="address of /metrics and the probes")
+    parser.add_argument(
+        "--address", default="", help="address of /metrics and the probes (default: all)"
+    )
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument(
         "--rendezvous-image",

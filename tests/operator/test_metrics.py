@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
+from cluster.free_ports import free_port
 from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_training
 
 from fluxtrain.contract.resource.status import Condition, ProgressStatus, Status, TimeSpent
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.metrics import PHASES, Metrics
+from fluxtrain_operator.operate import Health, serve
 from fluxtrain_operator.planner.plan import Plan, load
 
 CREATED = 1_800_000_000.0
@@ -23,6 +27,24 @@ def at(first: float | None, last: float, **others: Any) -> Status:
     last_time = stamp(CREATED + last)
     progress = ProgressStatus(step=7, firstStepTime=first_time, lastStepTime=last_time)
     return Status(progress=progress, **others)
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [("", ["127.0.0.1", "[::1]"]), ("127.0.0.1", ["127.0.0.1"]), ("::1", ["[::1]"])],
+)
+def test_the_port_is_reached_by_ipv4_and_ipv6(address: str, hosts: list[str]) -> None:
+    async def answers() -> list[str]:
+        port = free_port()
+        close = await serve(CollectorRegistry(), Health(), address, port)
+        try:
+            async with aiohttp.ClientSession() as session:
+                urls = [f"http://{host}:{port}/healthz" for host in hosts]
+                return [await (await session.get(url)).text() for url in urls]
+        finally:
+            await close()
+
+    assert asyncio.run(answers()) == ["ok\n"] * len(hosts)
 
 
 def suspension(status: Any, at: float) -> list[Condition]:

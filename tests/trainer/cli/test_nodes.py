@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from fluxtrain.launch import nodes
 from fluxtrain.launch.nodes import Nodes, find_endpoint, interface_of, serves
 
 HERE = "--rendezvous=127.0.0.1:29500"
+V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 29500))
+V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 29500, 0, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +48,10 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
                 "head:65536",
                 "head:x",
                 "::1:29500",
+                "[::1:29500",
+                "[::1]",
+                "[]:29500",
+                "[head]:29500",
                 "",
             )
         ),
@@ -59,7 +66,7 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["--nodes=2", "--rendezvous=no-such-host.invalid:29500"],
-            "the IPv4 address of 'no-such-host.invalid' is not found",
+            "the address of 'no-such-host.invalid' is not found",
         ),
         (
             ["--nodes=2", "--rendezvous=192.0.2.1:29500", "--node-rank=0"],
@@ -113,13 +120,14 @@ def test_slurm_s_rank_is_used_unless_one_is_given() -> None:
     assert _rank(None, 3, {}) is None
 
 
-def test_the_node_with_the_address_or_rank_0_serves() -> None:
-    here, elsewhere = Nodes(2, 2, "127.0.0.1", 29500), Nodes(2, 2, "192.0.2.1", 29500)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_node_with_the_address_or_rank_0_serves(host: str) -> None:
+    here, elsewhere = Nodes(2, 2, host, 29500), Nodes(2, 2, "192.0.2.1", 29500)
     endpoint = find_endpoint(here)
-    assert endpoint.address == endpoint.own_address == "127.0.0.1"
+    assert endpoint.address == endpoint.own_address == host
     assert serves(here, endpoint)
-    assert serves(Nodes(2, 2, "127.0.0.1", 29500, rank=0), endpoint)
-    assert not serves(Nodes(2, 2, "127.0.0.1", 29500, rank=1), endpoint)
+    assert serves(Nodes(2, 2, host, 29500, rank=0), endpoint)
+    assert not serves(Nodes(2, 2, host, 29500, rank=1), endpoint)
     found = find_endpoint(elsewhere)
     assert not serves(elsewhere, found)
     assert nodes._is_own(found.own_address)
@@ -128,17 +136,28 @@ def test_the_node_with_the_address_or_rank_0_serves() -> None:
 def test_a_name_that_only_this_node_reaches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's installer writes 127.0.1.1 beside the machine's name."""
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 29500))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments: answer)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
     with pytest.raises(ConfigError, match=r"head is 127\.0\.1\.1 here, .* give its IP address"):
         find_endpoint(Nodes(2, 2, "head", 29500))
     assert find_endpoint(Nodes(1, 1, "head", 29500)).address == "127.0.1.1"
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "0", "224.0.0.1"])
+def test_a_name_with_both_kinds_of_address_has_its_ipv4_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nodes whose resolvers prefer one or the other would not meet."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V6, V4])
+    assert nodes._resolve(Nodes(2, 2, "head", 29500)) == "192.0.2.7"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [V6])
+    assert nodes._resolve(Nodes(2, 2, "head", 29500)) == "2001:db8::7"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0", "224.0.0.1", "::", "ff02::1"])
 def test_an_address_of_no_node_is_refused(host: str) -> None:
     """Every node would take it for its own, and wait for the others."""
+    shown = re.escape(f"[{host}]" if ":" in host else host)
     with pytest.raises(
-        ConfigError, match=rf"--rendezvous: got '{host}:29500'; .* no node's address"
+        ConfigError, match=rf"--rendezvous: got '{shown}:29500'; .* no node's address"
     ):
         find_endpoint(Nodes(2, 2, host, 29500))
 
@@ -146,3 +165,5 @@ def test_an_address_of_no_node_is_refused(host: str) -> None:
 def test_the_interface_of_an_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
+    assert interface_of("::1") == "lo"
+    assert interface_of("2001:db8::1") is None

@@ -106,6 +106,14 @@ def test_the_others_go_on_without_a_lost_node_and_with_it_again(run: Run) -> Non
     assert summaries == [0, 1, 0, 0], "only the node with the rendezvous prints it"
 
 
+def test_nodes_meet_at_an_ipv6_address(run: Run) -> None:
+    options = (f"--rendezvous=[::1]:{run.port}", "--schedule.steps=4")
+    nodes = [run.node(rank, "2", *options) for rank in (1, 0)]
+    assert [node.wait(240) for node in nodes] == [EXIT_OK] * 2, run.logs()
+    assert list(losses(run.output)) == [1, 2, 3, 4]
+    assert f"rendezvous at [::1]:{run.port}\n" in run.log(1).read_text()
+
+
 def test_a_run_of_fixed_size_waits_for_the_node_with_the_rendezvous(run: Run) -> None:
     first, second = run.node(0, "2"), run.node(1, "2")
     run.wait_for_step(10)

@@ -18,6 +18,7 @@ from fluxtrain.contract.process import read_places, write_places
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous import http_server
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.http_server import EVERY_ADDRESS
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -81,6 +82,19 @@ class Service:
         content = response.read()
         connection.close()
         return response.status, content
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_agent_comes_by_ipv4_or_ipv6(host: str) -> None:
+    sessions = Sessions(Limits(1, 1))
+    server = serve(sessions, Key(KEY), EVERY_ADDRESS, 0)
+    beat = Heartbeat(sequence=0, attempt=1, agent="a", node="a", joining=True)
+    client = Client(host, server.server_address[1], Key(KEY), beat)
+    try:
+        assert client.exchange(), client.problem
+    finally:
+        client._connection.close()
+        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import struct
 import urllib.error
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from fluxtrain.data.order import Order
 from fluxtrain.errors import ConfigError
+from fluxtrain.rendezvous.http_server import host_port
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.curve import draw_losses, save_loss_curve
 from fluxtrain.report.endpoint import serve
@@ -104,6 +106,26 @@ def test_a_requested_port_in_use_is_an_error() -> None:
     try:
         with pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"):
             serve(CollectorRegistry(), Progress(), "127.0.0.1", progress.read()["port"])
+    finally:
+        stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [("::1", ["::1", "127.0.0.1"]), ("127.0.0.1", ["127.0.0.1"]), ("::", ["::1", "127.0.0.1"])],
+)
+def test_a_port_is_reached_by_ipv4_and_ipv6(address: str, reached: list[str]) -> None:
+    """A pod has the loopback address in addition, for ``kubectl port-forward``."""
+    progress = Progress()
+    stop = serve(CollectorRegistry(), progress, address, None)
+    assert stop is not None
+    port = int(progress.read()["port"])
+    try:
+        for host in reached:
+            with urllib.request.urlopen(f"http://{host_port(host, port)}/healthz") as answer:
+                assert answer.read() == b"ok\n"
+        with pytest.raises(ConfigError, match=rf"on {re.escape(host_port(address, port))} \("):
+            serve(CollectorRegistry(), Progress(), address, port)
     finally:
         stop()
 

@@ -213,8 +213,14 @@ def _nodes(text: str) -> tuple[int, int]:
 
 def _endpoint(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or ":" in host or not _is_number(port) or not 1 <= int(port) <= _LARGEST_PORT:
-        allowed = f"must be HOST:PORT, with a name or an IPv4 address and a port from 1 to {_LARGEST_PORT}"
+    is_ipv6 = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if is_ipv6 else host
+    is_host = host and is_ipv6 == (":" in host)
+    if not is_host or not _is_number(port) or not 1 <= int(port) <= _LARGEST_PORT:
+        allowed = (
+            "must be HOST:PORT, with a name, an IPv4 address or an IPv6 address in brackets, and a port "
+            f"from 1 to {_LARGEST_PORT}"
+        )
         raise ConfigError("--rendezvous", text, allowed)
     return host, int(port)
 

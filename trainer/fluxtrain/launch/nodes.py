@@ -9,12 +9,16 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
 
 from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.rendezvous.http_server import host_port
 
 _LOCALHOST = "localhost"
 _SIOCGIFADDR = 0x8915
 """Linux' request for the IPv4 address of a network interface."""
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Nodes:
     """Nodes without which no step is made."""
     wanted_nodes: int
     host: str
-    """Name or IPv4 address of the node with the rendezvous."""
+    """Name or address of the node with the rendezvous."""
     port: int
     rank: int | None = None
     """Rank of this node from 0; None: ranks follow host names, after the node with the rendezvous."""
@@ -38,8 +42,8 @@ class Nodes:
 
     @property
     def endpoint(self) -> str:
-        """Return host:port."""
-        return f"{self.host}:{self.port}"
+        """Return host:port, an IPv6 address in brackets."""
+        return host_port(self.host, self.port)
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Endpoint:
     """The addresses of a rendezvous, as this node sees them."""
 
     address: str
-    """IPv4 address of the rendezvous."""
+    """IP address of the rendezvous; IPv4 if its name has both."""
     own_address: str
     """The address of this node that the other nodes reach."""
 
@@ -72,12 +76,12 @@ def serves(nodes: Nodes, endpoint: Endpoint) -> bool:
 
 def _resolve(nodes: Nodes) -> str:
     try:
-        found = socket.getaddrinfo(nodes.host, nodes.port, socket.AF_INET, socket.SOCK_STREAM)
+        found = socket.getaddrinfo(nodes.host, nodes.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        text = f"the IPv4 address of {nodes.host!r} is not found ({reason})"
+        text = f"the address of {nodes.host!r} is not found ({reason})"
         raise ConfigError("--rendezvous", nodes.endpoint, text) from None
-    address = str(found[0][4][0])
+    address = str(min(found, key=lambda each: each[0] != socket.AF_INET)[4][0])
     kind = ip_address(address)
     if kind.is_unspecified or kind.is_multicast:  # each node would serve a rendezvous of its own
         text = (
@@ -85,7 +89,7 @@ def _resolve(nodes: Nodes) -> str:
         )
         raise ConfigError("--rendezvous", nodes.endpoint, text)
     is_name = nodes.host not in (address, _LOCALHOST)
-    if address.startswith("127.") and is_name and nodes.wanted_nodes > 1:
+    if kind.is_loopback and is_name and nodes.wanted_nodes > 1:
         text = (
             f"{nodes.host} is {address} here, which other nodes do not reach: give its IP address"
         )
@@ -93,11 +97,20 @@ def _resolve(nodes: Nodes) -> str:
     return address
 
 
+def _place(address: str, port: int) -> tuple[int, Any]:
+    """Return the family of an IP address, and what its sockets bind or connect to."""
+    [(family, _, _, _, place), *_] = socket.getaddrinfo(
+        address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+    )
+    return family, place
+
+
 def own_address(address: str, port: int) -> str:
     """Return the address of this node that a connection to ``address`` comes from; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    family, place = _place(address, port)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, port))
+            probe.connect(place)
         except OSError as error:
             raise ConfigError(
                 "--rendezvous", UNSET, f"no route to {address} ({error.strerror})"
@@ -107,9 +120,10 @@ def own_address(address: str, port: int) -> str:
 
 def _is_own(address: str) -> bool:
     """Return whether an interface of this machine has ``address``."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    family, place = _place(address, 0)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((address, 0))
+            probe.bind(place)
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
@@ -119,6 +133,10 @@ def _is_own(address: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """Return the network interface with ``address``; None if it is not found."""
+    wanted = ip_address(address)
+    if wanted.version == 6:
+        rows = map(str.split, _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
+        return next((name for digits, *_, name in rows if int(digits, 16) == int(wanted)), None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])

@@ -49,6 +49,7 @@ from fluxtrain.launch.nodes import Endpoint, Nodes, find_endpoint, interface_of,
 from fluxtrain.launch.rendezvous_handler import BACKEND, MembershipRendezvous
 from fluxtrain.launch.torchrun import FatalTrainerError, Peers, raise_on_fatal_error
 from fluxtrain.rendezvous.client import Client
+from fluxtrain.rendezvous.http_server import host_port
 from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import KEY_FILE, Heartbeat, Key, Reply, create_key, wait_for_key
 from fluxtrain.rendezvous.service import Admission, Sessions, serve
@@ -111,7 +112,9 @@ def _service(
             server = serve(sessions, Key(key), endpoint.address, nodes.port)
         except StorageError as error:
             raise ConfigError("--rendezvous", nodes.endpoint, str(error)) from None
-        print(f"fluxtrain: rendezvous at {endpoint.address}:{nodes.port}", file=sys.stderr)
+        print(
+            f"fluxtrain: rendezvous at {host_port(endpoint.address, nodes.port)}", file=sys.stderr
+        )
         try:
             yield key, sessions
         finally:

@@ -140,6 +140,15 @@ class Bounds(NamedTuple):
     of_address: int
 
 
+EVERY_ADDRESS = "::"
+"""Listens on all IPv6 and IPv4 addresses."""
+
+
+def host_port(host: str, port: int | str) -> str:
+    """Return host:port as URLs have it: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 STATUS_BOUNDS = Bounds(64, 8)
 """Of a port with a status, which the whole cluster reaches."""
 
@@ -156,7 +165,17 @@ class Server(ThreadingHTTPServer):
     ) -> None:
         """Listen on ``address``; ``name`` begins the lines that are printed. Nothing is served yet."""
         self._name, self.connections = name, Connections(*bounds)
-        super().__init__(address, handler)
+        host, port = address
+        if host == EVERY_ADDRESS and not socket.has_dualstack_ipv6():
+            host = "0.0.0.0"
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def server_bind(self) -> None:
+        """Bind the socket, for IPv4 too if it listens on every address."""
+        if self.server_address[0] == EVERY_ADDRESS:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
 
     def start(self) -> None:
         """Serve in a thread."""

@@ -35,7 +35,15 @@ from fluxtrain.contract.process import (
     stall_seconds,
 )
 from fluxtrain.errors import StorageError
-from fluxtrain.rendezvous.http_server import STATUS_BOUNDS, Bounds, Handler, Server, raise_limit
+from fluxtrain.rendezvous.http_server import (
+    EVERY_ADDRESS,
+    STATUS_BOUNDS,
+    Bounds,
+    Handler,
+    Server,
+    host_port,
+    raise_limit,
+)
 from fluxtrain.rendezvous.membership import Limits, Membership, heartbeat_seconds
 from fluxtrain.rendezvous.messages import (
     MAX_BYTES,
@@ -292,7 +300,9 @@ def _cannot_listen(address: str, port: int) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror
-        raise StorageError(f"the rendezvous cannot listen on {address}:{port} ({reason})") from None
+        raise StorageError(
+            f"the rendezvous cannot listen on {host_port(address, port)} ({reason})"
+        ) from None
 
 
 class _Handler(Handler):
@@ -359,7 +369,7 @@ def run(
     key: Path,
     ended: tuple[int, int] = (0, 0),
     places: Mapping[str, int] | None = None,
-    address: str = "0.0.0.0",
+    address: str = EVERY_ADDRESS,
 ) -> None:
     """Serve until SIGTERM or SIGINT; ``key`` is a file with the key of the job, the rest as in `Sessions`.
 

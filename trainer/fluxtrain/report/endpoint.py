@@ -15,7 +15,7 @@ from fluxtrain.contract.process import LOAD, METRICS_PORT, PROGRESS_PATH, Phase,
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain.parallel.distributed import World
-from fluxtrain.rendezvous.http_server import STATUS_BOUNDS, Handler, Server
+from fluxtrain.rendezvous.http_server import STATUS_BOUNDS, Handler, Server, host_port
 from fluxtrain.report.gallery import PAGE_HEADERS, progress_page
 from fluxtrain.report.metrics import Metrics
 from fluxtrain.report.progress import node_report, write_progress
@@ -119,7 +119,7 @@ def _bind(handler: type[Handler], address: str, port: int | None) -> Server:
         raise ConfigError(
             "spec.run.logging.metrics_port",
             port,
-            f"cannot listen on {address}:{port} ({error.strerror}); "
+            f"cannot listen on {host_port(address, port or METRICS_PORT)} ({error.strerror}); "
             "leave the field out for a free port, or 0 for none",
         ) from None
 
