@@ -12,6 +12,7 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2
 ISA := "$(AVX2)" "$(AVX2) ATEN_CPU_CAPABILITY=default"
 ISA_TESTS ?= tests/trainer
 NODES ?= 3
+FAMILY ?= ipv4
 FAULTS ?=
 SECONDS ?= 60
 BUILDER ?=
@@ -30,7 +31,7 @@ endif
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,7 +60,7 @@ test: setup prepare-cluster ## run all tests but those of make proof (SUITE=all:
 test-quick: setup ## the tests that need no cluster and start no training of their own
 	$(BIN)/python -m tests.run quick $(PYTEST_OPTIONS)
 
-proof: setup prepare-cluster ## the tests that are long by nature, test-isa and test-torch: after make test, before a release
+proof: setup prepare-cluster ## the tests that are long by nature, test-isa, test-ipv6 and test-torch: after make test, before a release
 	$(BIN)/python -m tests.run proof $(PYTEST_OPTIONS)
 
 prepare-cluster: setup
@@ -71,6 +72,9 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	for isa in $(ISA); do echo "$$isa"; \
 	env $$isa TORCHINDUCTOR_CACHE_DIR="$$(mktemp -d -p "$$caches")" \
 	$(BIN)/python -m pytest -q --numprocesses=2 -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
+
+test-ipv6: setup prepare-cluster ## two jobs and their network policies on a cluster without IPv4, as root
+	@test "$$(id -u)" != 0 || FAMILY=ipv6 $(BIN)/python -m pytest -q $(PYTEST_OPTIONS) tests/end_to_end/test_isolation.py
 
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 (Debian's if none is here) or a path
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
@@ -134,8 +138,8 @@ bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's t
 faults: setup ## do each fault of tests/faults to a job on a real cluster, and write docs/faults.md; half an hour, as root
 	$(BIN)/python -m tests.faults $(FAULTS)
 
-cluster: setup ## start a real Kubernetes of three nodes (NODES=) on this machine, as root; prints the KUBECONFIG to export
-	@$(BIN)/python -m cluster up --nodes=$(NODES)
+cluster: setup ## start a real Kubernetes of three nodes (NODES=, FAMILY=ipv4|ipv6) on this machine, as root; prints the KUBECONFIG to export
+	@FAMILY=$(FAMILY) $(BIN)/python -m cluster up --nodes=$(NODES)
 
 cluster-down: ## stop it; nothing is left
 	@$(BIN)/python -m cluster down

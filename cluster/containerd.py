@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster import cgroups, mounts, processes
 from cluster.commands import Arguments, run
 from cluster.console import wait_until
-from cluster.layout import Node
+from cluster.layout import EVERY_RANGE, Node
 from cluster.packages import CNI, program
 
 PAUSE_IMAGE = "localhost/fluxtrain/pause:1"
@@ -82,7 +82,7 @@ def _pod_network(node: Node) -> dict[str, object]:
     addresses = {
         "type": "host-local",
         "ranges": [[{"subnet": node.pod_range}]],
-        "routes": [{"dst": "0.0.0.0/0"}],
+        "routes": [{"dst": EVERY_RANGE}],
         "dataDir": str(node.folder / "addresses"),
     }
     bridge = {

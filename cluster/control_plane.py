@@ -21,11 +21,19 @@ from cluster.certificates import (
 )
 from cluster.console import wait_until
 from cluster.kubectl import kubectl
-from cluster.layout import API_PORT, BRIDGE_ADDRESS, DOMAIN, KUBECONFIG, SERVICE_RANGE, STATE
+from cluster.layout import (
+    API_PORT,
+    BRIDGE_ADDRESS,
+    BRIDGE_HOST,
+    DOMAIN,
+    KUBECONFIG,
+    SERVICE_RANGE,
+    STATE,
+)
 
 ETCD_URL = "http://127.0.0.1:23790"
 ETCD_PEER_URL = "http://127.0.0.1:23800"
-DNS_READY_URL = f"http://{BRIDGE_ADDRESS}:8181/ready"
+DNS_READY_URL = f"http://{BRIDGE_HOST}:8181/ready"
 
 START_SECONDS = 60
 
@@ -144,8 +152,8 @@ def start_dns() -> None:
         ". {",
         f"    bind {BRIDGE_ADDRESS}",
         "    errors",
-        f"    ready {BRIDGE_ADDRESS}:8181",
-        f"    kubernetes {DOMAIN} in-addr.arpa {{",
+        f"    ready {BRIDGE_HOST}:8181",
+        f"    kubernetes {DOMAIN} in-addr.arpa ip6.arpa {{",
         f"        kubeconfig {config}",
         "        ttl 1",
         "    }",

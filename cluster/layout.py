@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
@@ -20,17 +21,24 @@ PROCESSES = STATE / "processes"
 LOGS = STATE / "logs"
 
 BRIDGE = "fluxtrain0"
-BRIDGE_ADDRESS = "10.99.0.1"
+FAMILY = os.environ.get("FAMILY", "ipv4")
+"""ipv4, or ipv6 for a cluster without any IPv4 address but 127.0.0.1."""
+IS_IPV6 = FAMILY == "ipv6"
+EVERY_RANGE = "::/0" if IS_IPV6 else "0.0.0.0/0"
+_NODES, NODE_BITS = ("fd99::", 64) if IS_IPV6 else ("10.99.0.", 24)
+BRIDGE_ADDRESS = f"{_NODES}1"
 """The host's address on the bridge, of the API server and the DNS."""
 
-POD_RANGE = "10.98.0.0/16"
-SERVICE_RANGE = "10.97.0.0/16"
-SERVICE_ADDRESS = "10.97.0.1"
-FAKE_POD_RANGE = "10.96.0.1/16"
+POD_RANGE = "fd98::/48" if IS_IPV6 else "10.98.0.0/16"
+SERVICE_RANGE = "fd97::/112" if IS_IPV6 else "10.97.0.0/16"
+SERVICE_ADDRESS = "fd97::1" if IS_IPV6 else "10.97.0.1"
+FAKE_POD_RANGE = "fd96::1/112" if IS_IPV6 else "10.96.0.1/16"
 """Addresses of pods on fake nodes; nothing listens there."""
 
 API_PORT = 6443
-API_URL = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
+BRIDGE_HOST = f"[{BRIDGE_ADDRESS}]" if IS_IPV6 else BRIDGE_ADDRESS
+"""As URLs have it."""
+API_URL = f"https://{BRIDGE_HOST}:{API_PORT}"
 DOMAIN = "cluster.local"
 
 MAX_NODES = 9
@@ -61,12 +69,17 @@ class Node:
     @property
     def address(self) -> str:
         """The node's own address on the bridge."""
-        return f"10.99.0.{11 + self.index}"
+        return f"{_NODES}{11 + self.index}"
 
     @property
     def pod_range(self) -> str:
         """The addresses of its pods."""
-        return f"10.98.{self.index}.0/24"
+        return f"fd98:0:0:{self.index}::/64" if IS_IPV6 else f"10.98.{self.index}.0/24"
+
+    @property
+    def gateway(self) -> str:
+        """The node's address on the bridge of its pods."""
+        return str(next(ip_network(self.pod_range).hosts()))
 
     @property
     def folder(self) -> Path:

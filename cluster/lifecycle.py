@@ -31,7 +31,7 @@ from cluster import (
 from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl, kubectl
-from cluster.layout import CACHE, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
+from cluster.layout import API_URL, CACHE, FAMILY, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
 
 CONTROL_PLANE = (
     "etcd",
@@ -62,6 +62,10 @@ def up(num_nodes: int = 2, node_grace_seconds: int = NODE_GRACE_SECONDS) -> Path
     _require_root()
     with lock():
         if _is_running():
+            if API_URL not in KUBECONFIG.read_text():
+                raise MachineError(
+                    f"a cluster without {FAMILY} is running; make cluster-down first"
+                )
             _power_on_all()
             log(f"already running, with {len(nodes())} nodes")
             return KUBECONFIG
@@ -211,6 +215,8 @@ def _has_default_account() -> bool:
 
 
 def _require_possible(num_nodes: int) -> None:
+    if FAMILY not in ("ipv4", "ipv6"):
+        raise MachineError(f"FAMILY={FAMILY}: must be ipv4 or ipv6")
     if not 1 <= num_nodes <= MAX_NODES:
         raise MachineError(f"{num_nodes} nodes: 1 to {MAX_NODES} are possible")
     if os.uname().sysname != "Linux":

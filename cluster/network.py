@@ -13,23 +13,37 @@ import re
 
 from cluster.commands import run
 from cluster.errors import ClusterError, MachineError
-from cluster.layout import BRIDGE, BRIDGE_ADDRESS, FAKE_POD_RANGE, POD_RANGE, SERVICE_RANGE, Node
+from cluster.layout import (
+    BRIDGE,
+    BRIDGE_ADDRESS,
+    EVERY_RANGE,
+    FAKE_POD_RANGE,
+    IS_IPV6,
+    NODE_BITS,
+    POD_RANGE,
+    SERVICE_RANGE,
+    Node,
+)
 from cluster.packages import program
 
 OUR_LINKS = re.compile(rf"{BRIDGE}|ft-node-\d")
 OUR_NAMESPACES = re.compile(r"fluxtrain-node-\d")
-OUR_RANGES = (f"{BRIDGE_ADDRESS}/24", POD_RANGE, SERVICE_RANGE, FAKE_POD_RANGE)
+OUR_RANGES = (f"{BRIDGE_ADDRESS}/{NODE_BITS}", POD_RANGE, SERVICE_RANGE, FAKE_POD_RANGE)
+_FORWARD = f"/proc/sys/net/{'ipv6/conf/all/forwarding' if IS_IPV6 else 'ipv4/ip_forward'}"
+_AT_ONCE = "nodad" if IS_IPV6 else ""
+"""Of a new address: it is used without asking whether another machine has it."""
 
 
 def require_free_ranges() -> None:
     """Raise MachineError if a route of the machine overlaps with our addresses."""
-    ours = [ipaddress.IPv4Network(text, strict=False) for text in OUR_RANGES]
-    for route in json.loads(run([program("ip"), "-4", "-json", "route", "show"]) or "[]"):
+    ours = [ipaddress.ip_network(text, strict=False) for text in OUR_RANGES]
+    family = "-6" if IS_IPV6 else "-4"
+    for route in json.loads(run([program("ip"), family, "-json", "route", "show"]) or "[]"):
         with contextlib.suppress(ValueError):  # "default" is no network
-            taken = ipaddress.IPv4Network(route["dst"])
+            taken = ipaddress.ip_network(route["dst"])
             if any(taken.overlaps(network) for network in ours):
                 raise MachineError(
-                    f"{taken} is in use on {route.get('dev')}; the cluster needs 10.96.0.0/14 "
+                    f"{taken} is in use on {route.get('dev')}; the cluster needs {', '.join(OUR_RANGES)} "
                     "(another clone's cluster? `make cluster-down` there)"
                 )
 
@@ -38,7 +52,7 @@ def create(nodes: list[Node]) -> None:
     """Create the bridge and the namespaces."""
     host = [
         f"link add {BRIDGE} type bridge",
-        f"address add {BRIDGE_ADDRESS}/24 dev {BRIDGE}",
+        f"address add {BRIDGE_ADDRESS}/{NODE_BITS} dev {BRIDGE} {_AT_ONCE}",
         f"link set {BRIDGE} up",
     ]
     for node in nodes:
@@ -56,14 +70,14 @@ def create(nodes: list[Node]) -> None:
 def _set_up_inside(node: Node, others: list[Node]) -> None:
     inside = [
         "link set lo up",
-        f"address add {node.address}/24 dev eth0",
+        f"address add {node.address}/{NODE_BITS} dev eth0 {_AT_ONCE}",
         "link set eth0 up",
-        f"route add default via {BRIDGE_ADDRESS}",
+        f"route add {EVERY_RANGE} via {BRIDGE_ADDRESS}",
         *(f"route add {other.pod_range} via {other.address}" for other in others),
     ]
     _ip(inside, "-netns", node.namespace)
     enter = [program("nsenter"), f"--net=/run/netns/{node.namespace}"]
-    run([*enter, "tee", "/proc/sys/net/ipv4/ip_forward"], stdin="1")
+    run([*enter, "tee", _FORWARD], stdin="1")
 
 
 def disconnect(node: Node) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
+from cluster.layout import EVERY_RANGE, IS_IPV6
 
 _SIDES = {"Ingress": ("INPUT", "ingress", "from", "-s"), "Egress": ("OUTPUT", "egress", "to", "-d")}
 """Direction -> chain of the pod, field of the policy, its peers, the option with their addresses."""
@@ -39,6 +40,8 @@ class State:
                     f"-A {chain} {'-i' if chain == 'INPUT' else '-o'} lo -j ACCEPT",
                     f"-A {chain} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT",
                 ]
+                if IS_IPV6:  # without it no neighbour is found
+                    lines.append(f"-A {chain} -p ipv6-icmp -j ACCEPT")
                 if chain == "INPUT":
                     lines.append(f"-A {chain} -s {gateway} -j ACCEPT")
                 for policy in policies:
@@ -59,7 +62,7 @@ class State:
             targets = ["-j ACCEPT"]
             if "ports" in rule:
                 targets = [_port(port) for port in rule["ports"]]
-            sources = [f" {option} 0.0.0.0/0"]
+            sources = [f" {option} {EVERY_RANGE}"]
             if rule.get(peers):
                 namespace = policy["metadata"]["namespace"]
                 sources = [

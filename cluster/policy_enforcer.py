@@ -7,9 +7,11 @@ from pathlib import Path
 
 from cluster.commands import run
 from cluster.kubectl import Kubectl
-from cluster.layout import Node, nodes
+from cluster.layout import IS_IPV6, Node, nodes
 from cluster.network_policies import State, has_network
 from cluster.packages import program
+
+RESTORE = "ip6tables-restore" if IS_IPV6 else "iptables-restore"
 
 
 def enforce(kubectl: Kubectl) -> int:
@@ -23,7 +25,7 @@ def enforce(kubectl: Kubectl) -> int:
     for pod in filter(has_network, state.pods):
         if place := found.get(pod["status"]["podIP"]):
             node, namespace = place
-            _restore(namespace, state.rules(pod, node.pod_range.replace(".0/24", ".1")))
+            _restore(namespace, state.rules(pod, node.gateway))
             count += 1
     return count
 
@@ -53,7 +55,7 @@ def pod_namespaces() -> dict[str, tuple[Node, Path]]:
         folder = node.folder / "containers" / "io.containerd.grpc.v1.cri" / "netns"
         for path in folder.glob("*") if folder.exists() else ():
             enter = [program("nsenter"), f"--net={path}"]
-            links = json.loads(run([*enter, program("ip"), "-4", "-json", "address"]) or "[]")
+            links = json.loads(run([*enter, program("ip"), "-json", "address"]) or "[]")
             for link in links:
                 for address in link.get("addr_info", []):
                     if link["ifname"] != "lo":
@@ -62,4 +64,4 @@ def pod_namespaces() -> dict[str, tuple[Node, Path]]:
 
 
 def _restore(namespace: Path, rules: str) -> None:
-    run([program("nsenter"), f"--net={namespace}", program("iptables-restore")], stdin=rules)
+    run([program("nsenter"), f"--net={namespace}", program(RESTORE)], stdin=rules)

@@ -3,10 +3,10 @@
     python -m tests.run {test,quick,proof,all} [--repeat] [pytest's own options]
 
 `test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
-tests with kernels of older processors and other versions of torch; `all` has both marks in one run. There
-is one worker more than cores, as agents and a cluster mostly wait. Ends with the ten slowest tests, files and
-folders, all counts, and the errors of all tests that failed. With ``--repeat`` a failed test runs once more,
-alone; if it then passes it is reported as FLAKY, with both logs.
+tests with kernels of older processors, on a cluster without IPv4 and with other versions of torch; `all` has
+both marks in one run. There is one worker more than cores, as agents and a cluster mostly wait. Ends with
+the ten slowest tests, files and folders, all counts, and the errors of all tests that failed. With
+``--repeat`` a failed test runs once more, alone; if it then passes it is reported as FLAKY, with both logs.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ SUITES = {
                 "ISA_TESTS=tests/trainer/model/test_fp8.py"
                 " tests/trainer/parallel/test_attention_backend.py tests/trainer/optim",
             ),
+            ("test-ipv6",),
             ("test-torch", "TORCH=2.9.0 2.11"),  # the lowest, and the one of today's CUDA images
         ),
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,14 +77,18 @@ def test_a_test_is_in_one_suite() -> None:
     assert [line.partition(" #")[0] for line in lines if line.startswith("make")] == [
         "make setup TORCH=cuda",
         "make check",
-        *(f'make {name} {value}="{text}"' for (name, *_), (value, text) in run_by_proof()),
+        *run_by_proof(),
         'make test SUITE=all PYTEST_OPTIONS="--repeat --fail-on-skip"',
     ]
 
 
-def run_by_proof() -> list[tuple[Sequence[str], list[str]]]:
-    """Return the commands of `make proof`, and the variable of each."""
-    return [(each, each[1].split("=", 1)) for each in SUITES["proof"].commands]
+def run_by_proof() -> list[str]:
+    """Return the commands of `make proof` as a shell has them."""
+    pairs = [[each.split("=", 1) for each in command] for command in SUITES["proof"].commands]
+    return [
+        " ".join(["make", name, *(f'{value}="{text}"' for value, text in variables)])
+        for ([name], *variables) in pairs
+    ]
 
 
 @slow

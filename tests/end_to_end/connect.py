@@ -12,7 +12,7 @@ def opens(target: str) -> bool:
     """Return whether a connection to ``target`` opens."""
     host, _, port = target.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=1).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
     except OSError:
         return False
     return True

@@ -12,12 +12,14 @@ import pytest
 import yaml
 from cluster import policy_enforcer
 from cluster.kubectl import Manifest
-from cluster.layout import BRIDGE_ADDRESS
+from cluster.layout import BRIDGE_ADDRESS, BRIDGE_HOST, IS_IPV6
 from tests.api_server.client import Kubectl
 from tests.end_to_end import probes, stage
 from tests.end_to_end.probes import Probe
 from tests.end_to_end.stage import RUN, Operator, job, losses, wait_for
 from tests.paths import ROOT
+
+from fluxtrain.rendezvous.http_server import host_port
 
 EAST, WEST = "isolation-east", "isolation-west"
 NAME = "micro"
@@ -27,7 +29,7 @@ KINDS = ("configmap", "service", "networkpolicy", "poddisruptionbudget", "pod")
 TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where Kubernetes mounts a pod's credentials."""
 
-HERE = {"ipBlock": {"cidr": f"{BRIDGE_ADDRESS}/32"}}
+HERE = {"ipBlock": {"cidr": f"{BRIDGE_ADDRESS}/{128 if IS_IPV6 else 32}"}}
 """The operator and the name server of the tests."""
 
 
@@ -70,7 +72,7 @@ print(*{int(line[1].rpartition(":")[2], 16) for line in lines
 """
 STORE = """
 import os, socket
-print(socket.gethostbyname(os.environ["PET_RDZV_ENDPOINT"].rpartition(":")[0]))
+print(socket.getaddrinfo(os.environ["PET_RDZV_ENDPOINT"].rpartition(":")[0], 0)[0][4][0])
 """
 REQUESTS = """
 import json, ssl, sys, urllib.error, urllib.request
@@ -245,10 +247,10 @@ def reached(twins: Twins) -> Iterator[Reached]:
     ports = twins.inside(EAST, "python3", "-c", LISTENING).split()
     store = next(port for port in ports if port != "9464")
     targets = {
-        "metrics": f"{trainer}:9464",
-        "store": f"{trainer}:{store}",
-        "rendezvous": f"{rendezvous}:29500",
-        "members": f"{rendezvous}:9464",
+        "metrics": host_port(trainer, 9464),
+        "store": host_port(trainer, store),
+        "rendezvous": host_port(rendezvous, 29500),
+        "members": host_port(rendezvous, 9464),
     }
     taken = {pod["spec"]["nodeName"] for pod in pods.values()}
     (node, *_) = sorted(stage.ready_nodes(twins.kubectl) - taken)
@@ -274,7 +276,7 @@ def test_only_those_whom_the_policy_admits_reach_the_job(twins: Twins, reached: 
         row = "  ".join(f"{n}: {'yes' if n in names else 'no'}" for n in sorted(OF_JOB))
         print(f"{probe.namespace + '/' + probe.name:45} {row}")
     assert found == PROBES
-    outside = {"api": f"{BRIDGE_ADDRESS}:6443", "names": f"{BRIDGE_ADDRESS}:53"}
+    outside = {"api": f"{BRIDGE_HOST}:6443", "names": f"{BRIDGE_HOST}:53"}
     trainer = Probe(EAST, f"{NAME}-0", exists=True)
     assert trainer.reaches(twins.kubectl, outside) == {"api": False, "names": True}
     twins.wait_for_steps(EAST, 5)
