@@ -31,7 +31,7 @@ from fluxtrain_operator.planner.guard import (
     Reason,
     retry_time,
 )
-from fluxtrain_operator.planner.observed import NodeView, Pod
+from fluxtrain_operator.planner.observed import NodeView, Pod, nodes_for
 from fluxtrain_operator.planner.situation import Decision, Situation
 from fluxtrain_operator.planner.watchdog import first_to_stop
 
@@ -301,12 +301,10 @@ def distrusted_nodes(situation: Situation) -> tuple[str, ...]:
     distrust, job = situation.observed.distrust, situation.job
     if not distrust.scores or job.spec.scheduling.queue_name is not None or _is_lifted(situation):
         return ()
-    needs_gpus = job.spec.gpus_per_node > 0
     candidates = {
         node.name
-        for node in situation.observed.nodes.values()
+        for node in nodes_for(situation.observed.nodes.values(), job.spec)
         if node.ready and not (node.gone or node.cordoned or node.problem)
-        if node.has_gpus or not needs_gpus
     }
     return situation.guard.hostnames(distrust.excluded(candidates))
 

@@ -13,7 +13,7 @@ from itertools import count
 
 from fluxtrain.contract.process import write_places
 from fluxtrain_operator.base import names
-from fluxtrain_operator.planner.observed import Pod
+from fluxtrain_operator.planner.observed import Pod, nodes_for
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources.pods import receives_topology
 
@@ -157,12 +157,8 @@ def misses_places(situation: Situation, rendezvous: Pod) -> bool:
 def _candidates(situation: Situation) -> Iterator[str]:
     """Yield the nodes of the job's pods, then the others that it could run on: the list may be cut."""
     yield from (pod.node for pod in situation.current)
-    nodes, needs_gpus = situation.observed.nodes, situation.job.spec.gpus_per_node > 0
-    yield from (
-        name
-        for name, node in sorted(nodes.items())
-        if not node.gone and (node.has_gpus or not needs_gpus)
-    )
+    nodes = nodes_for(situation.observed.nodes.values(), situation.job.spec)
+    yield from sorted(node.name for node in nodes if not node.gone)
 
 
 COMPLETE, FAILED = "Complete", "Failed"

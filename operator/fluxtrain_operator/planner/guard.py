@@ -17,7 +17,7 @@ from fluxtrain.errors import (
 )
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import earliest, seconds
-from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod, nodes_for
 
 GRACE_SECONDS = 20.0
 """How long a node may be not ready before it counts as lost, if its trainers do not report progress:
@@ -119,10 +119,8 @@ class Guard:
 
         A pod would only change from one unhealthy node to another, again and again.
         """
-        needs_gpus = self.job.spec.gpus_per_node > 0
-        for node in self.observed.nodes.values():
-            can_run = node.ready and not node.cordoned and (node.has_gpus or not needs_gpus)
-            if can_run and not self._credible_marks(node):
+        for node in nodes_for(self.observed.nodes.values(), self.job.spec):
+            if node.ready and not node.cordoned and not self._credible_marks(node):
                 return ""
         return "no other node is ready and healthy"
 

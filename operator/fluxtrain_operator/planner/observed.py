@@ -9,7 +9,7 @@ from http import HTTPStatus
 from sys import intern
 from typing import Any
 
-from fluxtrain.contract.resource.fluxtraining import KIND
+from fluxtrain.contract.resource.fluxtraining import KIND, Spec
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Revision
@@ -158,6 +158,8 @@ TRANSITION = "transition"
 _INIT_CONTAINER = "initContainer"
 """Key of the name in the state of an init container."""
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
+_GPU_LABELS = ("amd.com/gpu.", "nvidia.com/gpu.")
+"""Of AMD's node labeller and NVIDIA's feature discovery, which run without a device plugin too."""
 _MAX_NUMBER = 10**9
 """Of an annotation, which people can change: counts in the status are bounded."""
 
@@ -311,6 +313,9 @@ class NodeView:
     reported_since: float = 0.0
     """``since`` by the clock of whoever reported it."""
     has_gpus: bool = False
+    """Whether it offers GPUs as a known resource or, to drivers of resource claims, has labels of GPUs."""
+    resources: frozenset[str] = frozenset()
+    """Extended resources that it offers, such as ``amd.com/gpu``."""
     gone: bool = False
     """Whether the node was deleted while it had pods."""
     cordoned: bool = False
@@ -330,6 +335,7 @@ class NodeView:
         ready = mapping(conditions, "Ready")
         since = seconds(ready.get("lastTransitionTime")) or 0.0
         name, labels = metadata.get("name", ""), mapping(metadata, "labels")
+        capacity = {str(key): str(count) for key, count in mapping(status, "capacity").items()}
         hostname = labels.get(names.HOSTNAME)
         return NodeView(
             name=str(name),
@@ -341,9 +347,26 @@ class NodeView:
             hostname=str(hostname) if hostname and hostname != name else "",
             since=since,
             reported_since=since,
-            has_gpus=any(map(_is_gpu, mapping(status, "capacity").items())),
+            has_gpus=_has_gpus(capacity, map(str, labels)),
+            resources=frozenset(
+                intern(k) for k, count in capacity.items() if "/" in k and count != "0"
+            ),
             labels={intern(str(key)): intern(str(value)) for key, value in labels.items()},
         )
+
+
+def nodes_for(nodes: Iterable[NodeView], spec: Spec) -> list[NodeView]:
+    """Return the nodes with the GPUs of a job; all, if none shows that it has any.
+
+    Only a device plugin adds them to the capacity, a driver of resource claims does not.
+    """
+    every = list(nodes)
+    if spec.gpus_per_node == 0:
+        return every
+    named = [node for node in every if spec.gpu_resource in node.resources]
+    if not named or spec.gpu_claim_template is not None:
+        named = [node for node in every if node.has_gpus]
+    return named or every
 
 
 @dataclass(frozen=True)
@@ -450,10 +473,12 @@ def _waiting_reason(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) ->
     return ": ".join(parts)
 
 
-def _is_gpu(item: tuple[object, object]) -> bool:
-    """Return whether an item of a node's capacity is a positive number of GPUs."""
-    name, count = str(item[0]), str(item[1])
-    return name.startswith(_GPU_RESOURCES) and count != "0"
+def _has_gpus(capacity: Mapping[str, str], labels: Iterable[str]) -> bool:
+    """Return whether a node has a positive number of GPUs, or without any such number their labels."""
+    counts = [count for name, count in capacity.items() if name.startswith(_GPU_RESOURCES)]
+    if counts:
+        return any(count != "0" for count in counts)
+    return any(label.startswith(_GPU_LABELS) for label in labels)
 
 
 def _number(text: object) -> int:

@@ -17,6 +17,7 @@ _MERGE_KEYS = {  # as in a strategic merge patch; other lists are replaced
     "volumes": "name",
     "volumeMounts": "mountPath",
     "imagePullSecrets": "name",
+    "resourceClaims": "name",
     "ports": "containerPort",
 }
 _KINDS: dict[type, str] = {dict: "a mapping", list: "a list", str: "text", int: "a whole number"}

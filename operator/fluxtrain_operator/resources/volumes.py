@@ -110,6 +110,8 @@ def _source(volume: Volume | None) -> Manifest:
     return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
+GPU_CLAIM = "gpus"
+"""Name of a training pod's resource claim."""
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 """Default requests, without snapshots and weights in host memory. They are small, so that every node with
 that many GPUs fits; without any, the pod would be the first to be evicted, and would get no CPU next to pods
@@ -123,14 +125,23 @@ def resources_of(job: Job) -> Manifest:
     requests = {**_defaults(job), **limits, **_written(resources.requests)}
     requested = {name: quantity for name, quantity in requests.items() if amount(quantity)}
     result = {"requests": {**requested, **devices}, "limits": {**limits, **devices}}
-    return {name: quantities for name, quantities in result.items() if quantities}
+    claims = [{"name": GPU_CLAIM}] if job.spec.gpu_claim_template else []
+    named = {name: quantities for name, quantities in result.items() if quantities}
+    return named | ({"claims": claims} if claims else {})
+
+
+def gpu_claims(job: Job) -> list[Manifest]:
+    """Return the resource claims of a training pod: its GPUs, if ``spec.gpuClaimTemplate`` is set."""
+    template = job.spec.gpu_claim_template
+    return [{"name": GPU_CLAIM, "resourceClaimTemplateName": template}] if template else []
 
 
 def _devices(job: Job) -> dict[str, str]:
     """Return the GPUs, and an RDMA device for each. Requests and limits of such resources are equal."""
     if job.spec.gpus_per_node == 0:
         return {}
-    resources = (job.spec.gpu_resource, job.spec.network.rdma_resource)
+    gpus = None if job.spec.gpu_claim_template else job.spec.gpu_resource
+    resources = (gpus, job.spec.network.rdma_resource)
     return {name: str(job.spec.gpus_per_node) for name in resources if name is not None}
 
 

@@ -41,7 +41,7 @@ from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.node_health import Distrust, Fault, Score, ordered, score
 from fluxtrain_operator.base.reports import MembersReport, RankProgress
 from fluxtrain_operator.planner.guard import Reason, control_plane_outage
-from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
+from fluxtrain_operator.planner.observed import NodeView, Observed, Pod, nodes_for
 from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.resources import DISRUPTION_BUDGET
 
@@ -925,3 +925,38 @@ def test_a_resumed_job_has_its_budget_again() -> None:
     suspended = with_status(suspended, plan_with(suspended, rendezvous=None).status)
     resumed = make_job(suspended.status)
     assert has_created(plan(resumed, Observed(), NOW))
+
+
+def node_with(name: str, capacity: dict[str, str], **labels: str) -> NodeView:
+    metadata = {"name": name, "labels": {f"amd.com/gpu.{k}": v for k, v in labels.items()}}
+    return NodeView.from_object({"metadata": metadata, "status": {"capacity": capacity}})
+
+
+PLUGIN = node_with("plugin", {"cpu": "64", "hugepages-2Mi": "1", "amd.com/gpu": "8"}, family="AI")
+BROKEN = node_with("broken", {"amd.com/gpu": "0"}, family="AI")
+OTHER_NAME = node_with("other-name", {"example.org/gpu": "8"})
+CLAIMS = node_with("claims", {"cpu": "64"}, family="AI")
+HEAD = node_with("head", {"cpu": "8"})
+
+
+@pytest.mark.parametrize(
+    ("spec", "nodes", "expected"),
+    [
+        ({}, [PLUGIN, HEAD], "plugin head"),
+        ({"gpusPerNode": 8}, [PLUGIN, BROKEN, OTHER_NAME, CLAIMS, HEAD], "plugin"),
+        (
+            {"gpusPerNode": 8, "gpuResource": "example.org/gpu"},
+            [PLUGIN, OTHER_NAME, HEAD],
+            "other-name",
+        ),
+        ({"gpusPerNode": 8, "gpuClaimTemplate": "eight"}, [BROKEN, CLAIMS, HEAD], "claims"),
+        ({"gpusPerNode": 8}, [CLAIMS, HEAD], "claims"),  # a class has the name amd.com/gpu
+        ({"gpusPerNode": 8}, [HEAD], "head"),
+        ({"gpusPerNode": 8}, [], ""),
+    ],
+)
+def test_a_job_runs_on_nodes_with_its_gpus(
+    spec: Manifest, nodes: list[NodeView], expected: str
+) -> None:
+    found = nodes_for(nodes, make_job(**spec).spec)
+    assert " ".join(node.name for node in found) == expected

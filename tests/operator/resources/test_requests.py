@@ -9,7 +9,9 @@ import pytest
 from tests.operator.jobs import make_job
 
 from fluxtrain.contract.resource.pod_template import amount
+from fluxtrain_operator.base import names
 from fluxtrain_operator.planner.plan import load
+from fluxtrain_operator.resources.pods import pod_templates
 from fluxtrain_operator.resources.volumes import resources_of, volumes
 
 GPU = {"amd.com/gpu": "8"}
@@ -50,6 +52,20 @@ def test_requests_and_limits(
     gpus: int, given: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
 ) -> None:
     assert resources(gpus, **given) == (requests, limits)
+
+
+def test_gpus_of_a_resource_claim_are_no_extended_resource() -> None:
+    spec = {"run": {"preset": "micro"}, "gpusPerNode": 8, "gpuClaimTemplate": "eight"}
+    rdma = {"network": {"rdmaResource": "rdma/hca"}}
+    job = load({**make_job(), "spec": {**spec, **rdma}}, "trainer:1")
+    pods = pod_templates(job)
+    [container] = pods[names.TRAINER]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"rdma/hca": "8"}
+    assert container["resources"]["claims"] == [{"name": "gpus"}]
+    assert pods[names.TRAINER]["spec"]["resourceClaims"] == [
+        {"name": "gpus", "resourceClaimTemplateName": "eight"}
+    ]
+    assert "resourceClaims" not in pods[names.RENDEZVOUS]["spec"]
 
 
 FLUX = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}

@@ -267,6 +267,7 @@ class Spec(ApiModel):
     """Desired state of the job."""
 
     rules: ClassVar = (
+        _only_with_gpus("gpuClaimTemplate", "it claims GPUs"),
         _only_with_gpus("network.rdmaResource", "one device is requested per GPU"),
         _only_with_gpus(
             "network.rdmaDevices", _FOR_NCCL, [], " || self.network.rdmaDevices.size() == 0"
@@ -294,6 +295,8 @@ class Spec(ApiModel):
     """GPUs per node, with one rank each; 0 trains on the CPU."""
     gpu_resource: Annotated[ResourceName, IMMUTABLE] = "amd.com/gpu"
     """Extended resource of the GPUs or of their partitions, such as amd.com/cpx_nps4."""
+    gpu_claim_template: Annotated[Subdomain | None, IMMUTABLE] = None
+    """ResourceClaimTemplate of a pod's GPUs, all gpusPerNode of them; gpuResource is then not requested."""
     run: dict[str, Any]
     """Configuration of the training: a preset and the fields that differ from it."""
     credentials: Annotated[list[Subdomain], Field(max_length=16)] = []
