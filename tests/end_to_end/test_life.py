@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cluster import fake_gpus, layout, processes
 from cluster.errors import ClusterError
+from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
@@ -24,6 +26,7 @@ SHORT: dict[str, Any] = {
     "storage": {},
     "lifecycle": {"cleanPods": "None"},
 }
+MAPPED = "example.org/gpu"
 WRONG = {**RUN, "model": {"num_heads": 5}}
 """A spec that only the operator can refuse, from the preset's width."""
 
@@ -173,6 +176,49 @@ def test_an_unschedulable_job_has_the_schedulers_message(
     assert message.startswith("0 of at least 1 nodes are up; greedy-0: 0/")
     assert "3 Insufficient amd.com/gpu" in message
     assert jobs.status("greedy")["phase"] == "Pending"
+
+
+@pytest.mark.proof
+def test_gpus_come_from_a_driver_of_resource_claims(jobs: Jobs) -> None:
+    node = next(node for node in layout.nodes() if node.name == "node-1")
+    fake_gpus.offer_to_claims(node, 2)
+    try:
+        templates = [claim_template("one", 1), claim_template("three", 3)]
+        jobs.kubectl.apply(device_class(), *templates, namespace=NAMESPACE)
+        gpus = {**SHORT, "gpusPerNode": 1, "resources": {"requests": {"cpu": "0", "memory": "0"}}}
+        jobs.apply("claims", **gpus, gpuClaimTemplate="one")
+        jobs.apply("mapped", **gpus, gpuResource=MAPPED)
+        for name in ("claims", "mapped"):
+            message = jobs.wait_for_condition(name, "Failed", "InvalidJob")
+            assert "torch sees 0 GPUs in this pod" in message, "it ran, but there are no devices"
+            assert jobs.pods(name)[f"{name}-0"]["spec"]["nodeName"] == node.name
+        jobs.apply("greedier", **{**gpus, "gpusPerNode": 3}, gpuClaimTemplate="three")
+        message = jobs.wait_for_condition("greedier", "Ready", "Unschedulable")
+        assert "cannot allocate all claims" in message
+    finally:
+        processes.stop([node.process("fake-gpu-driver")])
+
+
+def device_class() -> Manifest:
+    """Return the class of the driver's GPUs, which also answers requests of an extended resource."""
+    selectors = [{"cel": {"expression": f"device.driver == '{fake_gpus.DRIVER}'"}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": fake_gpus.DRIVER},
+        "spec": {"selectors": selectors, "extendedResourceName": MAPPED},
+    }
+
+
+def claim_template(name: str, count: int) -> Manifest:
+    exactly = {"deviceClassName": fake_gpus.DRIVER, "count": count}
+    requests = [{"name": "gpus", "exactly": exactly}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }
 
 
 FIXED: list[tuple[str, dict[str, Any]]] = [
