@@ -113,6 +113,11 @@ OPERATOR = Dashboard(
             Query(f"max by (kind) ({_PREFIX}_watch_age_seconds{_HERE})", "{{kind}}"),
             unit="s",
         ),
+        curve(
+            "Namespaces of another operator",
+            "Its Lease fluxtrain-jobs claims them; their jobs are left to it.",
+            Query(f"max({_PREFIX}_foreign_namespaces{_HERE})", "namespaces"),
+        ),
         Row("Process"),
         curve("Leader", "1 where a replica leads.", Query(f"{_PREFIX}_leader{_HERE}", "{{pod}}")),
         curve(

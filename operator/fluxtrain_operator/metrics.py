@@ -148,6 +148,9 @@ class Metrics:
             **options,
         )
         self.unreadable_objects.labels("fluxtraining").inc(0)
+        self.foreign_namespaces = Gauge(
+            "foreign_namespaces", "Namespaces whose jobs another operator reconciles.", **options
+        )
         self.leader = Gauge("leader", "1 if this replica is the leader.", **options)
         self._distrust = _DistrustCollector()
         self.registry.register(self._distrust)

@@ -30,7 +30,11 @@ from fluxtrain_operator.controller.api_client import KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.executor import FaultBudget
 from fluxtrain_operator.controller.informers import Informers
-from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector
+from fluxtrain_operator.controller.leader_election import (
+    FencedClient,
+    LeaderElector,
+    NamespaceClaims,
+)
 from fluxtrain_operator.controller.list_watch import Reference, UnreadableObjects
 from fluxtrain_operator.controller.reconcile import Reconciler, is_conflict
 from fluxtrain_operator.controller.work_queue import WorkQueue
@@ -106,6 +110,9 @@ class _Replica:
             options.namespaces,
             options.watch_nodes,
         )
+        release = f"{options.lease_namespace}/{options.lease_name}"
+        self._claims = claims = NamespaceClaims(api, release)
+        metrics.foreign_namespaces.set_function(lambda: claims.num_others)
         self._reconciler = Reconciler(
             self._cache,
             client,
@@ -118,6 +125,7 @@ class _Replica:
             options.job_policy,
             options.network_rules,
             FaultBudget(options.disruption_percent),
+            try_claim=claims.try_claim,
         )
 
     def _enqueue(self, key: Key) -> None:
@@ -174,10 +182,12 @@ class _Replica:
         for key in sorted(self._cache.jobs, key=lambda key: not self._cache.misses_pods(key)):
             self._queue.add(key)
         posting = asyncio.create_task(self._unreadable.post_events(self._create_event))
+        renewing = asyncio.create_task(self._claims.renew(self._cache.active_namespaces))
         try:
             await self._queue.run(self._work, NUM_WORKERS)
         finally:
             posting.cancel()
+            renewing.cancel()
             await self._reconciler.poller.close()
             await self._reconciler.members.close()
 

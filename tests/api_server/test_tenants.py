@@ -13,6 +13,7 @@ from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl, make_job
 from tests.end_to_end.stage import Operator, condition, wait_for
 
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import MAX_BYTES
 
 NAMESPACE = "tenants"
@@ -91,6 +92,36 @@ def tenants(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Tenants(kubectl, operator)
     finally:
         operator.stop()
+
+
+def test_of_two_releases_one_reconciles_a_namespace(
+    tenants: Tenants, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Both would write every object of a job, again and again, each as its own settings have it."""
+    kubectl, other = tenants.kubectl, "tenants-other"
+    kubectl("create", "namespace", other)
+    folder, rules = tmp_path_factory.mktemp("second"), '--network={"egress":"restricted"}'
+    second = Operator(kubectl, other, folder, others=(NAMESPACE,), options=[rules])
+    tenants.apply("claimed")
+    tenants.wait_for_pods("claimed", 2)
+    second.start()
+    try:
+        kubectl.apply(make_job("own", {}), namespace=other)
+        wait_for(
+            lambda: bool(kubectl.get("ft", "own", f"--namespace={other}").get("status")), second.log
+        )
+        text = f"{NAMESPACE}: its jobs are left to {NAMESPACE}/fluxtrain-operator, which claims it"
+        wait_for(lambda: text in second.log(), second.log)
+        name = names.network_policy("claimed")
+        before = tenants.get("networkpolicy", name)["metadata"]["resourceVersion"]
+        time.sleep(10)
+        assert tenants.get("networkpolicy", name)["metadata"]["resourceVersion"] == before
+        assert len(tenants.pods("claimed")) == 2
+    finally:
+        second.stop()
+        for place in (NAMESPACE, other):
+            kubectl("delete", "ft", "--all", f"--namespace={place}")
+    clear(tenants)
 
 
 NETWORK_POLICY = {"apiVersion": "networking.k8s.io/v1", "spec": {"podSelector": {}}}

@@ -108,6 +108,13 @@ such as $(POD_NAME) in the operator's pod already.
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [create]
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  resourceNames: [fluxtrain-jobs]
+  verbs: [get, update]
 {{- if .Values.gangs.coscheduling }}
 - apiGroups: [scheduling.x-k8s.io]
   resources: [podgroups]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator.base import names
-from fluxtrain_operator.base.names import Key, Transition, seconds, transition
+from fluxtrain_operator.base.names import Key, Transition, mapping, seconds, transition
 from fluxtrain_operator.base.node_health import (
     KNOWN_MARKS,
     NO_DISTRUST,
@@ -61,6 +61,14 @@ class Cache:
     def jobs(self) -> list[Key]:
         """Return the keys of all jobs."""
         return list(self._jobs)
+
+    def active_namespaces(self) -> set[str]:
+        """Return the namespaces with jobs that have not ended."""
+        return {
+            namespace
+            for (namespace, _), job in self._jobs.items()
+            if mapping(job, "status").get("phase") not in ("Complete", "Failed")
+        }
 
     def pods(self, key: Key) -> list[Manifest]:
         """Return the pods that the job controls."""

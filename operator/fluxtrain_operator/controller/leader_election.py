@@ -1,4 +1,7 @@
-"""Leader election by Lease: of several replicas one reconciles, the others stand by."""
+"""Leader election by Lease: of several replicas one reconciles, the others stand by.
+
+Of several releases that watch a namespace one reconciles its jobs, which another Lease there decides.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
@@ -65,12 +68,14 @@ class LeaderElector:
         timing: LeaseTiming = DEFAULT_TIMING,
         clock: Callable[[], float] = boot_time,
         on_response: Callable[[], None] = lambda: None,
+        is_shared: bool = False,
     ) -> None:
         """Compete for the Lease ``name``; call ``on_response`` with every response of the API server.
 
-        ``api`` must be used for nothing else: a renewal must not wait for a connection.
+        ``api`` must be used for nothing else: a renewal must not wait for a connection. Another process may
+        have the same ``identity`` only if it ``is_shared``.
         """
-        self.identity = f"{identity}_{uuid.uuid4().hex[:8]}"  # unique to this process
+        self.identity = identity if is_shared else f"{identity}_{uuid.uuid4().hex[:8]}"
         self._leases = CoordinationV1Api(api)
         self._namespace, self._name = namespace, name
         self._timing, self._clock, self._on_response = timing, clock, on_response
@@ -86,7 +91,7 @@ class LeaderElector:
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Acquire the Lease, then run ``work`` until it ends or the Lease is lost; release the Lease."""
-        while not await self._try_acquire_or_renew():
+        while not await self.try_acquire_or_renew():
             await asyncio.sleep(self._timing.retry_period)
         working = asyncio.ensure_future(work())
         renewing = asyncio.create_task(self._renew())
@@ -111,9 +116,15 @@ class LeaderElector:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._leads_until - self._clock()):
-                    await self._try_acquire_or_renew()
+                    await self.try_acquire_or_renew()
 
-    async def _try_acquire_or_renew(self) -> bool:
+    @property
+    def other(self) -> str:
+        """Return the other holder of the Lease, as it was last read; empty if there is none."""
+        holder = self._observed.spec.holder_identity if self._observed else ""
+        return "" if holder in (None, self.identity) else str(holder)
+
+    async def try_acquire_or_renew(self) -> bool:
         """Write the Lease if it is ours or available; return whether this replica is the leader now."""
         started = self._clock()
         try:
@@ -212,6 +223,87 @@ class LeaderElector:
         if text != self._last_warning:
             LOG.warning("Lease %s/%s: %s", self._namespace, self._name, text)
         self._last_warning = text
+
+
+CLAIM = "fluxtrain-jobs"
+"""The Lease of a namespace that says which release reconciles its jobs."""
+CLAIM_TIMING = LeaseTiming(lease_duration=180, renew_deadline=150.0, retry_period=60.0)
+_CLAIM_ERROR_SECONDS = 5.0
+"""Until the next try after a failed request."""
+
+
+class _Claim(NamedTuple):
+    """What a release knows of the Lease of one namespace."""
+
+    elector: LeaderElector
+    lock: asyncio.Lock
+    """Held during a try, so that the other jobs of the namespace wait for its result."""
+
+
+class NamespaceClaims:
+    """The namespaces whose jobs this release reconciles; those that another has claimed are left alone."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        holder: str,
+        *,
+        timing: LeaseTiming = CLAIM_TIMING,
+        clock: Callable[[], float] = boot_time,
+    ) -> None:
+        """Claim namespaces for ``holder``, the name that all replicas of this release share."""
+        self._api, self._holder, self._timing, self._clock = api, holder, timing, clock
+        self._claims: dict[str, _Claim] = {}
+        self._next_try: dict[str, float] = {}
+        self._others: dict[str, str] = {}
+
+    @property
+    def num_others(self) -> int:
+        """Return how many namespaces other releases have claimed."""
+        return len(self._others)
+
+    async def try_claim(self, namespace: str) -> float:
+        """Return 0 if the jobs of ``namespace`` are ours, else the seconds until the next try."""
+        elector, lock = self._claim(namespace)
+        async with lock:
+            left = self._next_try.get(namespace, _NEVER) - self._clock()
+            if elector.is_leader or left > 0:
+                return 0.0 if elector.is_leader else left
+            if await elector.try_acquire_or_renew():
+                if self._others.pop(namespace, ""):
+                    LOG.warning("%s: its jobs are reconciled here from now on", namespace)
+                return 0.0
+            other = elector.other
+            if other and self._others.get(namespace) != other:
+                self._others[namespace] = other
+                LOG.warning("%s: its jobs are left to %s, which claims it", namespace, other)
+            left = self._timing.retry_period if other else _CLAIM_ERROR_SECONDS
+            self._next_try[namespace] = self._clock() + left
+            return left
+
+    async def renew(self, namespaces: Callable[[], Iterable[str]]) -> None:
+        """Renew our claims of ``namespaces`` until cancelled; the others expire."""
+        while True:
+            await asyncio.sleep(self._timing.retry_period)
+            for namespace in sorted(namespaces()):
+                elector, lock = self._claim(namespace)
+                async with lock:
+                    if elector.is_leader:
+                        await elector.try_acquire_or_renew()
+
+    def _claim(self, namespace: str) -> _Claim:
+        if namespace not in self._claims:
+            elector = LeaderElector(
+                self._api,
+                namespace,
+                CLAIM,
+                self._holder,
+                timing=self._timing,
+                clock=self._clock,
+                is_shared=True,
+            )
+            self._claims[namespace] = _Claim(elector, asyncio.Lock())
+        return self._claims[namespace]
 
 
 class FencedClient(ApiClient):  # type: ignore[misc]  # the client has no types

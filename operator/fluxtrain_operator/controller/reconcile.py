@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -68,6 +68,8 @@ class Reconciler:
     network_rules: NetworkRules = NO_RULES
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
     """Shared by all jobs."""
+    try_claim: Callable[[str], Awaitable[float]] | None = None
+    """Returns 0 for a namespace whose jobs are ours, else the seconds until the next try; None: all are."""
     jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
     """Monotonic time from which all existing jobs are in the cache."""
     _states: dict[Key, JobState] = field(default_factory=dict)
@@ -88,6 +90,9 @@ class Reconciler:
         if manifest is None or is_ignored(manifest):
             self._forget(key)
             return None
+        if self.try_claim and (left := await self.try_claim(key[0])):
+            self._forget(key)
+            return left
         with self.metrics.reconcile_seconds.time():
             try:
                 job = self._load(key, manifest)

@@ -28,7 +28,12 @@ from tests.operator.controller.operator_process import until as until_process
 
 from fluxtrain_operator.__main__ import main
 from fluxtrain_operator.base.errors import ApiError
-from fluxtrain_operator.controller.leader_election import FencedClient, LeaderElector, LeaseTiming
+from fluxtrain_operator.controller.leader_election import (
+    FencedClient,
+    LeaderElector,
+    LeaseTiming,
+    NamespaceClaims,
+)
 
 FAST = LeaseTiming(lease_duration=1, renew_deadline=0.5, retry_period=0.05, request_timeout=0.2)
 _RESPONSE_SECONDS = 0.005
@@ -431,3 +436,47 @@ def test_missing_cluster_credentials_are_reported_in_one_line(
     record = caplog.records[-1]
     assert record.getMessage().startswith("no cluster credentials")
     assert record.exc_info is None
+
+
+def claims(server: LeaseServer, holder: str) -> NamespaceClaims:
+    api = ApiClient(Configuration())
+    api.rest_client = Connection(server, holder)
+    return NamespaceClaims(api, holder, timing=FAST, clock=now)
+
+
+def test_of_two_releases_one_has_a_namespace_until_it_is_gone() -> None:
+    async def scenario() -> None:
+        server = LeaseServer()
+        first, second = claims(server, "a/operator"), claims(server, "b/operator")
+        assert await asyncio.gather(*(first.try_claim("team") for _ in range(100))) == [0.0] * 100
+        assert server.requests == ["a/operator GET", "a/operator POST"], "one try for all jobs"
+        renewing = asyncio.create_task(first.renew(lambda: {"team"}))
+        for _ in range(100):
+            left = await second.try_claim("team")
+            assert 0 < left <= FAST.retry_period
+            await asyncio.sleep(left)
+        assert (first.num_others, second.num_others, server.holder) == (0, 1, "a/operator")
+        assert await claims(server, "a/operator").try_claim("team") == 0, "another replica"
+        renewing.cancel()
+        while left := await second.try_claim("team"):
+            await asyncio.sleep(left)
+        assert (second.num_others, server.holder) == (0, "b/operator")
+        assert await first.try_claim("team") > 0
+        assert first.num_others == 1
+
+    run_in_virtual_time(scenario())
+
+
+def test_a_namespace_without_an_answer_is_tried_again_soon() -> None:
+    async def scenario() -> None:
+        server = LeaseServer()
+        server.fails = True
+        release = claims(server, "a/operator")
+        left = await release.try_claim("team")
+        assert (release.num_others, left) == (0, 5.0)
+        server.fails = False
+        assert 0 < await release.try_claim("team") <= left
+        await asyncio.sleep(left)
+        assert await release.try_claim("team") == 0
+
+    run_in_virtual_time(scenario())
