@@ -48,6 +48,7 @@ class Cache:
         self._key_of_pod: dict[str, Key] = {}  # by the pod's uid
         self._on_node: dict[str, set[tuple[Key, str]]] = {}  # job keys and pod names by node
         self._final_pods: dict[Key, Manifest] = {}
+        self._outdated_jobs: set[Key] = set()  # of before a rollback of etcd
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
         self.fault_history = FaultHistory(self.nodes)
@@ -106,8 +107,10 @@ class Cache:
         key = _key(manifest, str(manifest["metadata"]["name"]))
         cached = self._jobs.get(key)
         is_same = self._uid(key) == manifest["metadata"].get("uid")
-        if not (deleted and is_same) and not _is_newer(manifest, cached):
+        is_newer = key in self._outdated_jobs or _is_newer(manifest, cached)
+        if not (deleted and is_same) and not is_newer:
             return key
+        self._outdated_jobs.discard(key)
         for predecessor in _start_after(key[0], cached):
             self._dependents[predecessor].discard(key)
             if not self._dependents[predecessor]:
@@ -200,6 +203,39 @@ class Cache:
         ]
         keys = [self.set_pod(pod, deleted=True) for pod in unlisted]
         return [key for key in keys if key is not None]
+
+    def before_pod_list(self, namespace: str = "") -> Callable[[int], None]:
+        """Return what to call with the version of the list that begins now, before its pods are stored.
+
+        What was cached before a list is as old as the list, if it was not written since. With a greater
+        version it is of before a rollback of etcd: the pods of the list replace it, jobs of any version too.
+        """
+        pods = [pod for pods in self._pods.values() for pod in pods.values()]
+        cached = {
+            str(pod["metadata"].get("uid", "")): version
+            for pod in pods
+            if namespace in ("", pod["metadata"].get("namespace"))
+            and (version := _version(pod)) is not None
+        }
+
+        def forget(listed: int) -> None:
+            is_rolled_back = False
+            for uid, version in cached.items():
+                if version > listed and (key := self._key_of_pod.get(uid)) is not None:
+                    is_rolled_back |= self._forget_version(key, uid, version)
+            if is_rolled_back:
+                self._outdated_jobs = set(self._jobs)
+
+        return forget
+
+    def _forget_version(self, key: Key, uid: str, version: int) -> bool:
+        """Let any version replace the pod with ``uid`` if it has ``version`` still; return whether it has."""
+        for name, pod in self._pods[key].items():
+            if pod["metadata"].get("uid") == uid and _version(pod) == version:
+                metadata = {k: v for k, v in pod["metadata"].items() if k != "resourceVersion"}
+                self._pods[key][name] = {**pod, "metadata": metadata}
+                return True
+        return False
 
     def update_pod(self, key: Key, manifest: Manifest) -> None:
         """Store the response to a pod's deletion, unless a watch event has removed the pod already."""
@@ -413,6 +449,23 @@ class AppliedObjects:
             and entry.applied.version <= version
         ]
         return [key for at in unlisted for key in self._drop(at)]
+
+    def before_list(self, kind: Kind, namespace: str) -> Callable[[int], None]:
+        """Return what to call with the version of the list that begins now; see ``Cache.before_pod_list``."""
+        cached = {
+            at: entry
+            for at, entry in self._entries.items()
+            if at[0] == kind and namespace in ("", at[1])
+        }
+
+        def forget(listed: int) -> None:
+            for at, entry in cached.items():
+                if entry.applied.version > listed and self._entries.get(at) is entry:
+                    unknown = entry.applied._replace(version=0)
+                    self._entries[at] = entry._replace(applied=unknown)
+                    self._by_owner[entry.owner_uid][at[0], at[2]] = unknown
+
+        return forget
 
     def _drop(self, at: tuple[Kind, str, str]) -> list[Key]:
         entry = self._entries.pop(at, None)

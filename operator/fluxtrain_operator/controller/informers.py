@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from kubernetes.aio.client import ApiClient
@@ -129,7 +130,8 @@ class Informers:
 
         ``unreadable`` gets the objects that cannot be read.
         """
-        self._api, self._shared = api, (cache, metrics, unreadable, enqueue)
+        self._api, self._cache = api, cache
+        self._shared = cache, metrics, unreadable, enqueue
         self._namespaces = tuple(namespaces) or ("",)
         self._pods = [
             _PodHandler(("v1", "Pod"), *self._shared, namespace=n) for n in self._namespaces
@@ -157,7 +159,9 @@ class Informers:
                 self._start(ListWatch(self._api, "/api/v1/nodes", fields=NodeFields), nodes)
             for pods in self._pods:
                 path = collection("v1", pods.namespace, "Pod")
-                self._start(ListWatch(self._api, path, SELECTOR, PodFields), pods)
+                before = partial(self._cache.before_pod_list, pods.namespace)
+                source = ListWatch(self._api, path, SELECTOR, PodFields, before_list=before)
+                self._start(source, pods)
             for kind, version in SUPPORT_KINDS.items():
                 self._watch_objects((version, kind))
 
@@ -170,7 +174,8 @@ class Informers:
     def _watch_namespace(self, kind: Kind, namespace: str) -> _ObjectHandler:
         handler = _ObjectHandler(kind, *self._shared, namespace=namespace)
         path = collection(kind[0], namespace, kind[1])
-        source = ListWatch(self._api, path, SELECTOR, ObjectFields, metadata_only=True)
+        before = partial(self._cache.applied.before_list, kind, namespace)
+        source = ListWatch(self._api, path, SELECTOR, ObjectFields, True, before)
         self._start(source, handler, METADATA_RELIST_SECONDS)
         return handler
 

@@ -39,6 +39,8 @@ FAILURES = (ApiError, ApiException, aiohttp.ClientError, TimeoutError, ValueErro
 _LIST_TIMEOUT_SECONDS = 30.0
 _IDLE_TIMEOUT_SECONDS = 70.0
 """A watch without any event for so long, not even a bookmark, is restarted from its last version."""
+_TOO_LARGE = "Too large resource version"
+"""In the error for a version that etcd has not reached, or no longer has after a rollback."""
 _FIRST_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 10.0
 
@@ -92,6 +94,8 @@ class ListWatch:
     """The type of the objects: a TypedDict, if other fields need not be decoded."""
     metadata_only: bool = False
     """Whether the API server leaves out everything but kind and metadata."""
+    before_list: Callable[[], Callable[[int], None]] | None = None
+    """Called before each list; what it returns gets the version of the list before any of its objects."""
 
     async def pages(self) -> AsyncIterator[tuple[list[Manifest], int]]:
         """Yield the objects of each page with the resource version of the list.
@@ -180,7 +184,7 @@ async def list_and_watch(
             seconds = min(_WATCH_SECONDS, relist_at - time.monotonic())
             async for event_type, manifest in source.watch(version, seconds):
                 handler.on_activity()
-                version = manifest["metadata"]["resourceVersion"]
+                version = _next_version(version, manifest["metadata"]["resourceVersion"], source)
                 if event_type == "DELETED":
                     _pass(manifest, handler.on_delete, handler)
                 elif event_type != "BOOKMARK":
@@ -204,7 +208,10 @@ async def list_and_watch(
 async def _list(source: ListWatch, handler: EventHandler) -> str:
     """Pass all objects to ``handler``; return the resource version from which to watch."""
     uids, last = set[str](), 0
+    on_version = source.before_list() if source.before_list is not None else None
     async for items, version in source.pages():
+        if on_version is not None and last == 0:
+            on_version(version)
         for item in items:
             uids.add(str(item["metadata"].get("uid", "")))
             _pass(item, handler.on_upsert, handler)
@@ -212,6 +219,13 @@ async def _list(source: ListWatch, handler: EventHandler) -> str:
     handler.on_activity()
     handler.on_replace(uids, last)
     return str(last)
+
+
+def _next_version(before: str, version: str, source: ListWatch) -> str:
+    """Return ``version``; raise ExpiredError if it is less than that ``before``: etcd was rolled back."""
+    if before.isdecimal() and version.isdecimal() and int(version) < int(before):
+        raise ExpiredError(0, f"{source.path}: version {version} after {before}")
+    return version
 
 
 def _pass(manifest: Manifest, handle: Callable[[Manifest], None], handler: EventHandler) -> None:
@@ -250,7 +264,8 @@ def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _error(status: int, path: str, details: object) -> ApiError:
-    error = ExpiredError if status == HTTPStatus.GONE else ApiError
+    is_ahead = status == HTTPStatus.GATEWAY_TIMEOUT and _TOO_LARGE in str(details)
+    error = ExpiredError if status == HTTPStatus.GONE or is_ahead else ApiError
     return error(status, f"{path}: {status}: {details}")
 
 

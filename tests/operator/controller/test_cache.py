@@ -194,6 +194,43 @@ def test_pods_missing_from_a_list_are_removed_unless_they_are_newer() -> None:
     assert cache.pods(KEY) == []
 
 
+def test_a_list_of_after_a_rollback_of_etcd_replaces_all_that_was_cached_before() -> None:
+    cache = make_cache(make_pod("ghost", 80), make_pod("job-0", 90), make_pod("job-1", 20))
+    forget = cache.before_pod_list()
+    cache.set_pod(make_pod("job-2", 53))  # our own write, after the rollback and the list
+    forget(52)
+    for pod in (make_pod("job-0", 40), make_pod("job-1", 20)):
+        cache.set_pod(pod)
+    cache.retain_pods({"job-0", "job-1"}, version=52)
+    assert uids(cache.pods(KEY)) == ["job-0", "job-1", "job-2"]
+    versions = {p["metadata"]["uid"]: p["metadata"]["resourceVersion"] for p in cache.pods(KEY)}
+    assert versions == {"job-0": "40", "job-1": "20", "job-2": "53"}
+    job = make_training()
+    older = {**job, "metadata": {**job["metadata"], "resourceVersion": "1"}, "rolledBack": True}
+    cache.set_job(older)
+    assert "rolledBack" in cache.job(KEY), "jobs of before the rollback are replaced, too"
+
+
+def test_a_list_that_lags_behind_our_own_writes_replaces_nothing() -> None:
+    cache = make_cache(make_pod("job-0", 80), make_pod("job-1", 90))
+    forget = cache.before_pod_list("ns")
+    cache.set_pod(make_pod("job-0", 105, deletionTimestamp="2027-01-15T08:00:00Z"))
+    cache.set_pod(make_pod("job-2", 106))
+    forget(100)
+    cache.set_pod(make_pod("job-0", 80))
+    cache.retain_pods({"job-0", "job-1"}, version=100)
+    assert uids(cache.pods(KEY)) == ["job-0", "job-1", "job-2"]
+    pods = [Pod.from_object(pod) for pod in cache.pods(KEY)]
+    assert [pod.uid for pod in pods if pod.deleting] == ["job-0"]
+
+
+def test_a_list_of_another_namespace_is_not_compared() -> None:
+    cache = make_cache(make_pod("job-0", 80))
+    cache.before_pod_list("other")(52)
+    cache.set_pod(make_pod("job-0", 40))
+    assert cache.pods(KEY)[0]["metadata"]["resourceVersion"] == "80"
+
+
 @pytest.mark.parametrize(
     "owners",
     [

@@ -32,7 +32,7 @@ from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller import kopf_handlers
 from fluxtrain_operator.controller.cache import Cache
-from fluxtrain_operator.controller.informers import Informers
+from fluxtrain_operator.controller.informers import Informers, _PodHandler
 from fluxtrain_operator.controller.list_watch import (
     MAX_KNOWN,
     PAGE,
@@ -255,6 +255,38 @@ def test_an_unreachable_api_server_is_retried_and_logged_once(
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert len([r for r in caplog.records if "/api/v1/pods" in r.getMessage()]) == 1
+
+
+class RolledBack(ListWatch):
+    """Lists version 100, watches on, and goes back to version 52, as after a rollback of etcd."""
+
+    async def pages(self) -> AsyncIterator[tuple[list[Any], int]]:
+        if not vars(self).setdefault("is_listed", False):
+            vars(self)["is_listed"] = True
+            yield [make_pod("job-0", 90), make_pod("ghost", 99)], 100
+        else:
+            yield [make_pod("job-0", 40)], 52
+
+    async def watch(self, version: str, seconds: float) -> AsyncIterator[tuple[str, Any]]:
+        if version == "100":
+            yield "MODIFIED", make_pod("ghost", 101)
+            yield "BOOKMARK", {"metadata": {"resourceVersion": "53"}}
+            raise AssertionError("the watch goes on after a rollback")
+        await asyncio.Event().wait()
+
+
+def test_after_a_rollback_of_etcd_a_list_replaces_all() -> None:
+    async def main() -> None:
+        cache, metrics = Cache(), Metrics(CollectorRegistry())
+        cache.set_job(make_training())
+        handler = _PodHandler(("v1", "Pod"), cache, metrics, UnreadableObjects(metrics), print)
+        source = RolledBack(ApiClient(), "/api/v1/pods", before_list=cache.before_pod_list)
+        async with source.api, cancelled_at_end(list_and_watch(source, handler)):
+            await until(
+                lambda: [p["metadata"]["resourceVersion"] for p in cache.pods(KEY)] == ["40"]
+            )
+
+    asyncio.run(main())
 
 
 SUPPORT = [
