@@ -89,6 +89,11 @@ def bounded(base: str, suffix: str = "") -> str:
     return f"{kept}-{digest}{suffix}"
 
 
+def short_uid(uid: str) -> str:
+    """Return the end of ``uid``, 12 characters, by which a status names a pod."""
+    return uid[-12:]
+
+
 def pod(job: str, index: int) -> str:
     """Return the name, and host name, of the training pod ``index``; the same in all attempts."""
     return bounded(job, f"-{index}")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator.base import names
-from fluxtrain_operator.base.names import Key, Transition, mapping, seconds, transition
+from fluxtrain_operator.base.names import Key, Transition, items, mapping, seconds, transition
 from fluxtrain_operator.base.node_health import (
     KNOWN_MARKS,
     NO_DISTRUST,
@@ -48,6 +48,7 @@ class Cache:
         self._key_of_pod: dict[str, Key] = {}  # by the pod's uid
         self._on_node: dict[str, set[tuple[Key, str]]] = {}  # job keys and pod names by node
         self._final_pods: dict[Key, Manifest] = {}
+        self._gone_pods: dict[Key, dict[str, Manifest]] = {}  # by short uid
         self._outdated_jobs: set[Key] = set()  # of before a rollback of etcd
         self._deleted_nodes: set[str] = set()
         self.nodes: dict[str, NodeView] = {}
@@ -85,6 +86,10 @@ class Cache:
         """Return the pod that reported rank 0's progress when it ended, and is gone; of several the last."""
         return self._final_pods.get(key)
 
+    def gone_pods(self, key: Key) -> list[Manifest]:
+        """Return the pods that are gone and were disrupted, until the job's status counts them."""
+        return list(self._gone_pods.get(key, {}).values())
+
     def _labelled(self, key: Key) -> list[Manifest]:
         return list(self._pods.get(key, {}).values())
 
@@ -119,6 +124,8 @@ class Cache:
         self._jobs.pop(key, None)
         if deleted or uid != manifest["metadata"].get("uid"):
             self._final_pods.pop(key, None)
+            self._gone_pods.pop(key, None)
+        self._drop_counted(key, manifest)
         self.fault_history.set_job(key, None if deleted else manifest)
         if not deleted:
             metadata = {k: v for k, v in manifest["metadata"].items() if k != "managedFields"}
@@ -159,14 +166,35 @@ class Cache:
             if cached is not None and cached["metadata"].get("uid") == metadata.get("uid"):
                 self._replace_pod(key, name, None)
             self._drop_deleted_node(node_of(manifest))
-            self._keep_final(key, _with_transition(trimmed(manifest), cached, self._clock()))
+            self._keep_last(key, _with_transition(trimmed(manifest), cached, self._clock()))
         elif _is_newer(manifest, cached):
             self._replace_pod(key, name, _with_transition(trimmed(manifest), cached, self._clock()))
         return key
 
-    def _keep_final(self, key: Key, pod: Manifest) -> None:
-        """Keep the deleted ``pod`` if it is the job's and reports rank 0's progress; of several the last."""
-        if not is_controlled_by(pod, self._uid(key)) or Pod.from_object(pod).final_progress is None:
+    def _drop_counted(self, key: Key, job: Manifest) -> None:
+        """Forget the pods that are gone and counted in the status of ``job``, or of an earlier attempt."""
+        if key not in self._gone_pods:
+            return
+        status = mapping(job, "status")
+        counted = set(items(mapping(status, "restarts"), "countedPods"))
+        attempt = status.get("attempt") or 0
+        self._gone_pods[key] = {
+            uid: pod
+            for uid, pod in self._gone_pods[key].items()
+            if uid not in counted and Pod.from_object(pod).attempt >= attempt
+        }
+        if not self._gone_pods[key]:
+            del self._gone_pods[key]
+
+    def _keep_last(self, key: Key, pod: Manifest) -> None:
+        """Keep the deleted ``pod`` of the job if it was disrupted, or reports rank 0's progress last."""
+        if not is_controlled_by(pod, self._uid(key)):
+            return
+        read = Pod.from_object(pod)
+        if read.disruption or read.queue_stop:
+            self._gone_pods.setdefault(key, {})[names.short_uid(read.uid)] = pod
+            self._drop_counted(key, self._jobs[key])
+        if read.final_progress is None:
             return
         known = self._final_pods.get(key)
         if known is None or (newest_time(pod) or 0.0) >= (newest_time(known) or 0.0):

@@ -81,6 +81,8 @@ class Container(TypedDict, total=False):
     name: Any
     env: list[Variable]
     args: Any
+    livenessProbe: Any
+    startupProbe: Any
 
 
 class Volume(TypedDict, total=False):
@@ -150,8 +152,17 @@ def trimmed(pod: Manifest) -> Manifest:
         "labels": {**(pod["metadata"].get("labels") or {}), **labels},
         "annotations": {**(pod["metadata"].get("annotations") or {}), **created_annotations(pod)},
     }
-    shown = {"changedLabels": changed} if changed else {}
+    shown: dict[str, Any] = {"changedLabels": changed} if changed else {}
+    if pod.get("hasProbe") or _has_probe(pod):
+        shown["hasProbe"] = True
     return {**kind, "metadata": metadata, "spec": spec, **status, **shown}
+
+
+def _has_probe(pod: Manifest) -> bool:
+    """Return whether the kubelet ends the main container if a probe of it fails."""
+    component = label(pod, names.LABEL_COMPONENT) or created_labels(pod).get(names.LABEL_COMPONENT)
+    main = _container(pod, component or "")
+    return bool(main.get("livenessProbe") or main.get("startupProbe"))
 
 
 def _trimmed_status(status: Manifest) -> Manifest:

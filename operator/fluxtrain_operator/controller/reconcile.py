@@ -191,6 +191,7 @@ class Reconciler:
         observed = Observed.from_objects(
             self.cache.pods(key),
             final_pod=self.cache.final_pod(key),
+            gone=self.cache.gone_pods(key),
             progress=self.poller.rank_0(key),
             any_progress=self.poller.lowest_rank(key),
             heard=self.members.heard(key),

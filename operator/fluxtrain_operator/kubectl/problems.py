@@ -212,6 +212,28 @@ _REMEDIES = {  # reasons whose message says it already are left out
     ),
     "Degraded": "The job trains on fewer nodes until the missing pods run.",
     # pods
+    "Evicted": (
+        "Raise the limit that the message names (an emptyDir's sizeLimit, or ephemeral-storage of a "
+        "container in spec.podTemplate), or write less to local disks."
+    ),
+    "ProbeFailed": (
+        "Correct the liveness or startup probe in spec.podTemplate, or raise its failureThreshold: "
+        "`kubectl get events -n $namespace --field-selector reason=Unhealthy`."
+    ),
+    "EvictionByEvictionAPI": "Somebody drains the node, or evicts the pod; the operator replaces it.",
+    "PreemptionByScheduler": (
+        "The scheduler gave the place to a pod of higher priority; spec.scheduling.priorityClassName raises "
+        "that of this job."
+    ),
+    "DeletionByTaintManager": (
+        "The node has a NoExecute taint; spec.scheduling.tolerations tolerates it, if the pod may stay."
+    ),
+    "DeletionByPodGC": "The pod's node is gone or out of service; the operator replaces the pod.",
+    "TerminationByKubelet": (
+        "The kubelet ended the pod for its node, which is under pressure, shuts down or needs a critical "
+        "pod: `kubectl describe node`."
+    ),
+    "NodePressure": "The node is short of disk, memory or processes: `kubectl describe node`.",
     "UnexpectedAdmissionError": (
         "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
         "plugin's log show why the kubelet rejects the pod."

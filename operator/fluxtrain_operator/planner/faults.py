@@ -109,7 +109,7 @@ def _ended(situation: Situation) -> Iterator[NodeFault]:
 def exit_reason(failure: Failure) -> str:
     """Return why the end of a pod may be a fault of its node; empty if it points elsewhere."""
     pod = failure.pod
-    if pod.disrupted or pod.init_container:
+    if pod.disruption or pod.init_container:
         return ""
     if pod.exit_code in HARDWARE_CODES or _HARDWARE_MESSAGE.search(pod.message):
         return HARDWARE_ERROR

@@ -422,6 +422,16 @@ HARDWARE_CODES = (128 + 4, 128 + 7, 128 + 11)
 _START_ERRORS = (START_ERROR, "ContainerCannotRun")  # of containerd and of others
 OUT_OF_MEMORY = "OOMKilled"
 """The kubelet's reason; a restart, on another node or from a snapshot, may need less memory."""
+EVICTED, PROBE_FAILED = "Evicted", "ProbeFailed"
+"""The pod exceeded its own limit of local storage; a probe of its main container failed."""
+_TAKEN_REASONS = (
+    *(EVICTED, "Terminated", "NodeShutdown", "Shutdown", "Preempting", "Preempted"),
+    *("UnexpectedAdmissionError", "NodeAffinity", "NodeLost"),
+)
+_TAKEN_FOR_RESOURCES = "OutOf"
+"""Reasons of a pod that the kubelet ended or rejected, whatever the exit codes of its containers are."""
+_NODE_PRESSURE = ("The node had condition", "The node was low on resource", "Pod was rejected")
+"""In the message of a pod that was rejected or evicted for the state of its node."""
 _REASONS = {
     EXIT_ERROR: ("ProgramError", "the program failed"),
     EXIT_USAGE: ("InvalidJob", "the job's files or data are wrong"),
@@ -456,11 +466,20 @@ class Failure:
 
 
 def failure_of(pod: Pod) -> Failure | None:
-    """Return why ``pod`` failed; None if it has not failed, or is being deleted."""
+    """Return why ``pod`` failed; None if it has not failed, or is being deleted.
+
+    A pod with the condition DisruptionTarget failed for the infrastructure, as for a ``podFailurePolicy``.
+    """
     if not pod.ended or pod.succeeded or pod.deleting:
         return None
-    if pod.disrupted:
-        return _infrastructure(pod, "Disrupted", pod.reason or "evicted or preempted")
+    if pod.disruption:
+        return _infrastructure(pod, pod.disruption, pod.disruption_message)
+    if pod.reason in _TAKEN_REASONS or pod.reason.startswith(_TAKEN_FOR_RESOURCES):
+        return _taken(pod)
+    return _of_exit_code(pod)
+
+
+def _of_exit_code(pod: Pod) -> Failure:
     if pod.exit_code is None:  # kubelet rejected, evicted or lost it
         return _infrastructure(pod, pod.reason or "PodLost", pod.message or "never ran")
     if pod.reason == OUT_OF_MEMORY:
@@ -469,6 +488,8 @@ def failure_of(pod: Pod) -> Failure | None:
         return _program(pod, INIT_CONTAINER_FAILED, f"init container {pod.init_container} failed")
     if pod.reason in _START_ERRORS:
         return _program(pod, START_ERROR, "its container could not be started")
+    if _is_probe_failed(pod):
+        return _program(pod, PROBE_FAILED, "stopped by the kubelet, as after a failed probe")
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
     if pod.exit_code == EXIT_UNFIT:
@@ -491,8 +512,33 @@ def retry_time(failure: Failure, num_restarts: int) -> float:
     return ended + min(_MAX_DELAY, _MIN_DELAY * 2.0 ** min(num_delays - 1, 10))
 
 
+def _is_probe_failed(pod: Pod) -> bool:
+    """Return whether a probe has ended ``pod``: the kubelet stopped it, and nobody disrupts it.
+
+    The status of a pod does not tell that its probe failed; events do, which may be dropped.
+    """
+    is_stopped = pod.exit_code in _SIGNALS or pod.exit_code == EXIT_STOPPED
+    return pod.has_probe and is_stopped and pod.reason in ("", "Error") and not pod.init_container
+
+
+def _taken(pod: Pod) -> Failure:
+    """Return the failure of a pod that the kubelet ended or rejected, without DisruptionTarget.
+
+    The kubelet's eviction manager (``pkg/kubelet/eviction/eviction_manager.go``) sets that condition, with
+    the reason TerminationByKubelet, where it evicts for the node's pressure. ``localStorageEviction``, for
+    the limit of an emptyDir, of the pod's or of a container's ephemeral storage, calls ``evictPod`` without
+    it: such an eviction is the program's. ``Admit`` rejects pods of a node under pressure as Evicted, too,
+    and kubelets before 1.26 set the condition never: their messages differ.
+    """
+    if pod.reason != EVICTED:
+        return _infrastructure(pod, pod.reason, pod.message or "ended by the kubelet")
+    if pod.message.startswith(_NODE_PRESSURE):
+        return _infrastructure(pod, "NodePressure", pod.message)
+    return _program(pod, EVICTED, "evicted for a limit of its own")
+
+
 def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:
-    return Failure(pod, True, _camel(reason), f"{pod.name}: {text}")
+    return Failure(pod, True, _camel(reason), f"{pod.name}: {text.strip()}")
 
 
 def _unfit(pod: Pod) -> Failure:
@@ -503,7 +549,8 @@ def _unfit(pod: Pod) -> Failure:
 
 
 def _program(pod: Pod, reason: str, text: str) -> Failure:
-    failure = Failure(pod, False, _camel(reason), f"{pod.name}: exit code {pod.exit_code}, {text}")
+    code = "" if pod.exit_code is None else f"exit code {pod.exit_code}, "
+    failure = Failure(pod, False, _camel(reason), f"{pod.name}: {code}{text}")
     line = failure.error_line
     message = f"{failure.message}: {line}" if line else failure.message
     return Failure(pod, False, failure.reason, message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -156,6 +157,9 @@ def is_controlled_by(manifest: Mapping[str, Any], uid: object) -> bool:
 TRANSITION = "transition"
 """Key under which the cache keeps the newest transition of a pod, next to its metadata and status."""
 _INIT_CONTAINER = "initContainer"
+_KUEUE_STOP = "TerminationTarget"
+"""Condition that Kueue sets to True before it deletes a pod of a group."""
+_REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 """Key of the name in the state of an init container."""
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
 _GPU_LABELS = ("amd.com/gpu.", "nvidia.com/gpu.")
@@ -206,7 +210,13 @@ class Pod:
     """Unix time by the operator's clock; of a pod that has ended, as long before ``finished`` as it ran."""
     finished: float | None = None
     """Unix time by the operator's clock."""
-    disrupted: bool = False
+    disruption: str = ""
+    """Reason of the condition by which the infrastructure announces the pod's end; empty without it."""
+    disruption_message: str = ""
+    queue_stop: str = ""
+    """Why Kueue stops the pod; empty if it does not."""
+    has_probe: bool = False
+    """Whether the kubelet ends the main container if a liveness or startup probe fails."""
     excludes_nodes: bool = False
     """Whether it excludes nodes for their faults."""
     changed_labels: tuple[str, ...] = ()
@@ -252,6 +262,7 @@ class Pod:
         labels, notes = mapping(metadata, "labels"), mapping(metadata, "annotations")
         conditions = {c.get("type"): c for c in mappings(status, "conditions")}
         scheduled = mapping(conditions, "PodScheduled")
+        disruption = mapping(conditions, "DisruptionTarget")
         state = _state(labels, status)
         waiting, terminated = mapping(state, "waiting"), mapping(state, "terminated")
         final = read_termination_message(terminated.get("message"))
@@ -281,13 +292,18 @@ class Pod:
             exit_code=terminated.get("exitCode"),
             init_container=str(state.get(_INIT_CONTAINER, "")),
             reason=str(status.get("reason") or terminated.get("reason") or ""),
-            message=final.text or str(status.get("message") or ""),
+            message=(final.text if not status.get("reason") else "")
+            or _text(status.get("message"))
+            or final.text,
             final_progress=final.progress and final.progress.ended_at(finished),
             process_restarts=final.process_restarts,
             created=seconds(metadata.get("creationTimestamp")) or 0.0,
             started=None if started is None else started + shift,
             finished=None if finished is None else finished + shift,
-            disrupted=mapping(conditions, "DisruptionTarget").get("status") == "True",
+            disruption=_true_reason(disruption, "Disrupted"),
+            disruption_message=_disruption_message(disruption, status),
+            queue_stop=_true_reason(mapping(conditions, _KUEUE_STOP), "GroupEnded"),
+            has_probe=manifest.get("hasProbe") is True,
             excludes_nodes=bool(notes.get(names.ANNOTATION_DISTRUSTED)),
             changed_labels=tuple(map(str, items(manifest, "changedLabels"))),
             rendezvous_version=str(notes.get(names.ANNOTATION_RENDEZVOUS, "")),
@@ -380,6 +396,8 @@ class Observed:
     """Earlier rendezvous pods, which finalizers of others keep."""
     final_pod: Pod | None = None
     """The last pod that reported rank 0's progress when it ended, and is gone."""
+    gone: tuple[Pod, ...] = ()
+    """Pods that are gone, of which the watch has told that they were disrupted, or stopped by Kueue."""
     progress: Progress | None = None
     """Rank 0's answer at /progress; None if it did not answer."""
     any_progress: Progress | None = None
@@ -409,7 +427,10 @@ class Observed:
 
     @staticmethod
     def from_objects(
-        pods: Iterable[Mapping[str, Any]], final_pod: Mapping[str, Any] | None = None, **others: Any
+        pods: Iterable[Mapping[str, Any]],
+        final_pod: Mapping[str, Any] | None = None,
+        gone: Iterable[Mapping[str, Any]] = (),
+        **others: Any,
     ) -> Observed:
         """Return the snapshot with ``pods`` grouped by their component label."""
         by_component: dict[str, list[Pod]] = {names.TRAINER: [], names.RENDEZVOUS: []}
@@ -427,6 +448,7 @@ class Observed:
             rendezvous=min(left, key=lambda pod: (pod.deleting, pod.created), default=None),
             kept_rendezvous=kept,
             final_pod=final,
+            gone=tuple(map(Pod.from_object, gone)),
             **others,
         )
 
@@ -465,6 +487,27 @@ def _main_container(labels: Mapping[str, Any], status: Mapping[str, Any]) -> Map
         if container.get("name") == name:
             return mapping(container, "state")
     return {}
+
+
+def _true_reason(condition: Mapping[str, Any], default: str) -> str:
+    """Return the reason of a condition that is True, as a name in CamelCase; empty if it is not True."""
+    if condition.get("status") != "True":
+        return ""
+    reason = condition.get("reason")
+    is_valid = isinstance(reason, str) and _REASON.fullmatch(reason)
+    return str(reason) if is_valid else default
+
+
+def _disruption_message(condition: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+    """Return what the kubelet, or else whoever disrupted the pod, says about it."""
+    reason = str(status.get("reason") or "")
+    message = _text(status.get("message")) if reason else ""
+    told = message or _text(condition.get("message")) or "evicted or preempted"
+    return f"{reason}: {told}" if reason else told
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""
 
 
 def _waiting_reason(scheduled: Mapping[str, Any], waiting: Mapping[str, Any]) -> str:

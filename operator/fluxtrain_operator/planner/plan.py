@@ -43,7 +43,7 @@ from fluxtrain_operator.planner.faults import (
 from fluxtrain_operator.planner.groups import KEPT_BY_FINALIZERS, LABELS_CHANGED, release_deadline
 from fluxtrain_operator.planner.guard import GRACE_SECONDS, Delete
 from fluxtrain_operator.planner.observed import TERMINATING, CreateFailure, Observed
-from fluxtrain_operator.planner.restarts import answer_deadline, next_restarts
+from fluxtrain_operator.planner.restarts import answer_deadline, new_losses, next_restarts
 from fluxtrain_operator.planner.rules import decide, pending_deadline
 from fluxtrain_operator.planner.situation import Decision, Situation
 from fluxtrain_operator.planner.status import (
@@ -182,6 +182,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         create=tuple(create),
         events=(
             *_events(before, decision, status, delete),
+            *_loss_events(before, decision),
             *_exclusion_events(before, faults),
             *_create_failure_events(before, failures),
         ),
@@ -301,6 +302,13 @@ def _events(
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:
             yield Event("Warning", "NodeLost", f"{situation.loss_of(pod)}; replaced")
+
+
+def _loss_events(situation: Situation, decision: Decision) -> Iterator[Event]:
+    """Yield an event for each pod that others have disrupted."""
+    for pod, reason in new_losses(situation, decision, ()):
+        where = f" on {pod.node}" if pod.node else ""
+        yield Event("Warning", reason, f"{pod.name}{where}: {pod.disruption_message}")
 
 
 def _exclusion_events(situation: Situation, faults: list[NodeFault]) -> Iterator[Event]:

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 
 from fluxtrain.contract.process import PROCESS_FAILED
 from fluxtrain.contract.resource.status import (
+    MAX_COUNTED_PODS,
     MAX_REPLACED_PODS,
     InPlaceRestart,
     PodReplacement,
     Restarts,
 )
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.planner.groups import release_deadline
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Failure, Reason
+from fluxtrain_operator.planner.observed import Pod
 from fluxtrain_operator.planner.situation import MAX_COUNT, Decision, Situation, first_counted
 
 _FREE_RESTARTS = ("GroupEnded",)
 """Reasons of restarts of all pods that the infrastructure caused; others are changes by the user."""
 _MAX_CAUSES = 64
+_MAX_GONE = 16
 
 
 def next_restarts(
@@ -27,16 +31,16 @@ def next_restarts(
 ) -> Restarts:
     """Return the restarts after ``decision`` with its ``deletions``, in the ``attempt`` that follows.
 
-    Each pod counts when its deletion is requested.
+    Each pod counts once: when its deletion is requested, or when it is seen that others have disrupted it.
     """
     before, now = situation.job.status.restarts or Restarts(), situation.restarts
     causes = Counter(before.causes)
     causes.update(_process_causes(situation))
-    is_free = decision.action == "restart" and decision.reason in _FREE_RESTARTS
+    is_free = _is_free(situation, decision)
     if decision.uses_restart or is_free:
-        causes[decision.reason] += 1
-    lost = [] if decision.action != "run" else _lost_causes(situation, deletions)
-    causes.update(lost)
+        causes[_kueue_reason(situation) if is_free else decision.reason] += 1
+    lost = new_losses(situation, decision, deletions)
+    causes.update(reason for _, reason in lost)
     is_charged = decision.uses_restart or decision.cause is Reason.PROGRAM_FAILED
     is_gang = is_charged and decision.action == "restart"
     return Restarts(
@@ -46,6 +50,7 @@ def next_restarts(
         charged=min(MAX_COUNT, situation.charged_restarts + decision.uses_restart),
         free=min(MAX_COUNT, before.free + len(lost) + is_free),
         causes={name: min(MAX_COUNT, n) for name, n in (+causes).most_common(_MAX_CAUSES)},
+        countedPods=_counted_pods(situation, [pod for pod, _ in lost]),
         counted=now.counted
         if attempt == situation.attempt
         else first_counted(attempt, now.process),
@@ -60,13 +65,69 @@ def _process_causes(situation: Situation) -> Counter[str]:
     return causes
 
 
-def _lost_causes(situation: Situation, deletions: Sequence[Delete]) -> list[str]:
-    """Return the reason of each current pod that the infrastructure took and that is deleted now."""
-    faults = {d.uid: str(d.reason) for d in deletions if d.reason in NODE_FAULTS}
-    faults |= {f.pod.uid: f.reason for f in situation.failures if f.infrastructure}
-    deleted = {deletion.uid for deletion in deletions}
-    pods = (pod for pod in situation.current if pod.uid in deleted and not pod.deleting)
-    return [faults[pod.uid] for pod in pods if pod.uid in faults]
+def new_losses(
+    situation: Situation, decision: Decision, deletions: Sequence[Delete]
+) -> list[tuple[Pod, str]]:
+    """Return each current pod that the infrastructure has taken and that is not counted yet, and why.
+
+    One that others disrupt may be gone before the operator plans; a job that holds no pods loses none.
+    """
+    if decision.action in ("suspend", "complete", "fail"):
+        return []
+    taken = [(pod, pod.disruption) for pod in _disrupted(situation)]
+    if decision.action == "run":
+        faults = {d.uid: str(d.reason) for d in deletions if d.reason in NODE_FAULTS}
+        faults |= {f.pod.uid: f.reason for f in situation.failures if f.infrastructure}
+        deleted = {deletion.uid for deletion in deletions}
+        pods = (pod for pod in situation.current if pod.uid in deleted and not pod.deleting)
+        taken += [(pod, faults[pod.uid]) for pod in pods if pod.uid in faults]
+    known = set(_known_pods(situation))
+    return [(pod, reason) for pod, reason in taken if _short(pod) not in known][:MAX_COUNTED_PODS]
+
+
+def _disrupted(situation: Situation) -> list[Pod]:
+    """Return the pods of this attempt that others delete, or have deleted, for a disruption."""
+    deleting = [pod for pod in situation.current if pod.deleting]
+    return [pod for pod in (*deleting, *_gone(situation)) if pod.disruption]
+
+
+def _gone(situation: Situation) -> list[Pod]:
+    present = {pod.uid for pod in situation.observed.pods}
+    gone = situation.observed.gone
+    return [pod for pod in gone if pod.attempt == situation.attempt and pod.uid not in present]
+
+
+def _is_free(situation: Situation, decision: Decision) -> bool:
+    """Return whether the infrastructure caused a restart of all pods, which no lost pod counts for."""
+    is_caused = decision.action == "restart" and decision.reason in _FREE_RESTARTS
+    return is_caused and not _disrupted(situation)
+
+
+def _kueue_reason(situation: Situation) -> str:
+    """Return why Kueue has stopped the group, else that it has ended."""
+    stopped = (pod.queue_stop for pod in (*situation.current, *_gone(situation)))
+    return next((reason for reason in stopped if reason), str(Reason.GROUP_ENDED))
+
+
+def _counted_pods(situation: Situation, new: Sequence[Pod]) -> list[str]:
+    """Return the pods whose loss is counted, with ``new`` ones: all that are left, and the newest others.
+
+    A watch that lags behind, of another replica too, may still tell of some that are gone.
+    """
+    pods = (*situation.observed.pods, *situation.observed.gone)
+    present = {_short(pod) for pod in pods}
+    known = [*_known_pods(situation), *map(_short, new)]
+    gone = [uid for uid in known if uid not in present][-_MAX_GONE:]
+    kept = [uid for uid in known if uid in present or uid in gone]
+    return kept[-MAX_COUNTED_PODS:]
+
+
+def _known_pods(situation: Situation) -> list[str]:
+    return (situation.job.status.restarts or Restarts()).counted_pods
+
+
+def _short(pod: Pod) -> str:
+    return names.short_uid(pod.uid)
 
 
 # Restarts in place: agents end a generation whose trainers hang, and start them again in the next

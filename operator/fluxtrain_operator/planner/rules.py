@@ -18,9 +18,11 @@ from fluxtrain_operator.planner.groups import (
     survives_restart,
 )
 from fluxtrain_operator.planner.guard import (
+    EVICTED,
     HARDWARE_CODES,
     INIT_CONTAINER_FAILED,
     OUT_OF_MEMORY,
+    PROBE_FAILED,
     START_ERROR,
     Failure,
     Reason,
@@ -117,7 +119,7 @@ def _is_restarted(situation: Situation, failure: Failure) -> bool:
     if failure.reason == START_ERROR:
         return progress is not None and progress.step > 0
     is_named = code in situation.job.spec.restart.on_exit_codes or code in HARDWARE_CODES
-    return is_named or failure.reason in (OUT_OF_MEMORY, INIT_CONTAINER_FAILED)
+    return is_named or failure.reason in _CHARGED_REASONS
 
 
 def _with_exit(decision: Decision, failure: Failure) -> Decision:
@@ -129,6 +131,8 @@ _STALLED_GRACE_SECONDS = 30  # stalled processes write no checkpoint
 
 
 Rule = Callable[[Situation], Decision | None]
+_CHARGED_REASONS = (OUT_OF_MEMORY, INIT_CONTAINER_FAILED, EVICTED, PROBE_FAILED)
+"""Failures of the program that use a restart, whatever its exit code is."""
 
 
 def decide(situation: Situation) -> Decision:

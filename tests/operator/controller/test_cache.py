@@ -231,6 +231,19 @@ def test_a_list_of_another_namespace_is_not_compared() -> None:
     assert cache.pods(KEY)[0]["metadata"]["resourceVersion"] == "80"
 
 
+def test_pods_that_were_disrupted_are_kept_until_the_status_counts_them() -> None:
+    drained = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    cache = make_cache(make_pod("job-0", 5), make_pod("job-1", 6))
+    cache.set_pod(make_pod("job-0", 8), deleted=True)
+    cache.set_pod({**make_pod("job-1", 9), "status": {"conditions": [drained]}}, deleted=True)
+    (gone,) = cache.gone_pods(KEY)
+    assert Pod.from_object(gone).disruption == "EvictionByEvictionAPI"
+    job = make_training()
+    counted = {**job, "status": {"restarts": {"countedPods": ["job-1"]}}}
+    cache.set_job({**counted, "metadata": {**job["metadata"], "resourceVersion": "99999"}})
+    assert cache.gone_pods(KEY) == []
+
+
 @pytest.mark.parametrize(
     "owners",
     [

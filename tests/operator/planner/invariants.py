@@ -255,10 +255,17 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
     status = {
         "phase": pod.phase,
         "reason": pod.reason,
-        "conditions": [ready, *([gated] if pod.gated else [])],
+        "conditions": [ready, *([gated] if pod.gated else []), *_disruption(pod)],
         "containerStatuses": [{"name": component, "state": state}],
     }
     return {"metadata": metadata, "spec": _spec(pod, component), "status": status}
+
+
+def _disruption(pod: Pod) -> list[Manifest]:
+    if not pod.disruption:
+        return []
+    told = {"reason": pod.disruption, "message": pod.disruption_message}
+    return [{"type": "DisruptionTarget", "status": "True", **told}]
 
 
 def _spec(pod: Pod, component: str) -> Manifest:
@@ -270,6 +277,8 @@ def _spec(pod: Pod, component: str) -> Manifest:
     if component == names.TRAINER:
         env = [{"name": name, "value": value} for name, value in variables.items()]
         container = {"name": component, "env": env}
+    if pod.has_probe:
+        container["livenessProbe"] = {"httpGet": {"port": 9464}}
     config = {"name": pod.revision}
     volumes = [{"name": "config", "configMap": config}]
     gates = [{"name": gate} for gate in pod.gates]

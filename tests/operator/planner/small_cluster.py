@@ -256,6 +256,11 @@ MAX_FAULTS_PER_MINUTE = 1
 _ALL_ACTS = 1000
 _KEEPING = (Reason.NO_PROGRESS, Reason.PROGRAM_FAILED)
 """Causes of restarts of all pods after which these need no other places than before."""
+DISRUPTIONS = (
+    *("EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager"),
+    "TerminationByKubelet",
+)
+REJECTIONS = ("UnexpectedAdmissionError", "OutOfcpu", "NodeAffinity", "NodeShutdown")
 Planner = Callable[[Job, Observed, float], Plan]
 
 
@@ -372,6 +377,8 @@ class SmallCluster:
         """Nodes that are down; on other nodes that are not ready, all containers run on."""
         self.world: tuple[str, ...] = ()
         """Uids of the pods that made the last step."""
+        self.disrupted: dict[str, Pod] = {}
+        """Pods that a drain, the scheduler, a taint or a node's shutdown has taken, by uid."""
         self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
         self.failed_life: float | None = None
         """When the program first failed in a pod since the last step."""
@@ -417,6 +424,7 @@ class SmallCluster:
             nodes=self.nodes,
             distrust=self._distrust(),
             applied=self.applied,
+            gone=self._gone(),
         )
         self.clocks.watch(observed, self.now)
         self.snapshots = [
@@ -429,6 +437,15 @@ class SmallCluster:
                 observed,
             ),
         ]
+
+    def _gone(self) -> tuple[Pod, ...]:
+        """Return the disrupted pods that are gone and not counted, as the cache keeps them."""
+        counted = self.status.restarts.counted_pods if self.status.restarts else []
+        return tuple(
+            pod
+            for uid, pod in self.disrupted.items()
+            if uid not in counted and uid not in {p.uid for p in self.pods.values()}
+        )
 
     def _seen(self, pod: Pod) -> Pod:
         """Return ``pod`` as the operator reads it, after what somebody has changed of it."""
@@ -644,6 +661,8 @@ class SmallCluster:
             assert charged <= MAX_RESTARTS, "more restarts than allowed"
             assert charged <= self.num_program_faults + self.num_hangs, "charged twice"
             assert after.process <= self.num_process_faults, "a restart is counted twice"
+            named = sum(after.causes.get(reason, 0) for reason in DISRUPTIONS)
+            assert named <= len(self.disrupted), "a disruption is counted twice"
             grown = before is None or (after.gang >= before.gang and after.pod >= before.pod)
             assert grown, "restarts only grow"
         self.version += status != self.status
@@ -765,12 +784,32 @@ class SmallCluster:
             self.containers[pod.uid] = Container(pod.index, node)
         self._put(pod, replace(pod, node=node, phase="Running", started=self.now, ready=True))
 
-    def reject(self, pod: Pod) -> None:
+    def disrupted_by(self, pod: Pod, reason: str) -> Pod:
+        """Return ``pod`` with the condition that a drain, the scheduler, a taint or a kubelet sets.
+
+        They take training pods that run, the kubelet only while its node is ready.
+        """
+        is_taken = pod.name in self.pods and pod.running and not pod.deleting
+        if not (reason and is_taken) or (reason == DISRUPTIONS[-1] and not self._reaches(pod)):
+            return pod
+        told = "told by another program"
+        disrupted = replace(pod, disruption=reason, disruption_message=told)
+        self.disrupted[pod.uid] = disrupted
+        self._put(pod, disrupted)
+        return disrupted
+
+    def fail_probe(self, pod: Pod) -> None:
+        """Let the kubelet stop a pod whose liveness probe fails."""
+        if pod.running and pod.name in self.pods and not pod.deleting and self._reaches(pod):
+            self._put(pod, probed := replace(pod, has_probe=True))
+            self.end(probed, 143)
+
+    def reject(self, pod: Pod, reason: str = REJECTIONS[0]) -> None:
         """Let the kubelet of a ready node reject a pod that is not scheduled yet."""
         up = [name for name in NODES if self.nodes[name].ready]
         waits = not (pod.node or pod.ended or pod.gated or pod.deleting)
         if up and waits and pod.name in self.pods:
-            rejected = replace(pod, phase="Failed", reason="UnexpectedAdmissionError")
+            rejected = replace(pod, phase="Failed", reason=reason)
             self._put(pod, replace(rejected, node=up[0], finished=self.now))
 
     def mark(self, node: str) -> None:
@@ -833,19 +872,19 @@ class SmallCluster:
     # --- the trainers and the user
 
     def end(self, pod: Pod, code: int | None) -> None:
-        """Let the main process exit with ``code``, or evict the pod if None, if its node is ready."""
+        """Let the main process exit with ``code``, if its node is ready; None: evict it for its own limit."""
         if not pod.running or not self._reaches(pod):
             return
         self.containers.pop(pod.uid, None)
         reason = "Evicted" if code is None else ""
         self._put(pod, replace(self._ended(pod, code), reason=reason))
         if not pod.deleting:
-            self._count_failure(pod, code)
+            self._count_failure(pod, code is None or pod.has_probe or code in PROGRAM_CODES)
             self.num_fatal += code == FATAL_CODE
 
-    def _count_failure(self, pod: Pod, code: int | None) -> None:
+    def _count_failure(self, pod: Pod, is_of_program: bool) -> None:
         """Count a failure of the program; one for pods that ran side by side, without a step between."""
-        if code not in PROGRAM_CODES:
+        if not is_of_program:
             return
         if self.failed_life is None or (pod.started or 0.0) > self.failed_life:
             self.num_program_faults += 1

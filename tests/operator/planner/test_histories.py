@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from tests.operator.planner.small_cluster import (
+    DISRUPTIONS,
     ENOUGH,
     FATAL_CODE,
     NODES,
     PROGRAM_CODES,
+    REJECTIONS,
     RIGHT,
     Mute,
     Planner,
@@ -148,13 +150,19 @@ def kubelet_acts(cluster: SmallCluster, number: int) -> None:
 
 def pod_ends(cluster: SmallCluster, number: int) -> None:
     codes = (*PROGRAM_CODES * 3, 75, 137, None, FATAL_CODE)
-    if pod := cluster.some(number // 10):
-        cluster.end(pod, codes[number % 10])
+    code, pod = codes[number % 10], cluster.some(number // 10)
+    if pod is not None and code == 75 and number // 10 % 2:
+        cluster.end(cluster.disrupted_by(pod, "TerminationByKubelet"), code)
+    elif pod is not None and code == 137 and number // 10 % 2:
+        cluster.fail_probe(pod)
+    elif pod is not None:
+        cluster.end(pod, code)
 
 
-def user_deletes_a_pod(cluster: SmallCluster, number: int) -> None:
+def a_pod_is_deleted(cluster: SmallCluster, number: int) -> None:
+    """By a user, or by a drain, the scheduler or a taint."""
     if pod := cluster.some(number):
-        cluster.remove(pod)
+        cluster.remove(cluster.disrupted_by(pod, (*DISRUPTIONS[:3], "")[number // 7 % 4]))
 
 
 def node_changes_readiness(cluster: SmallCluster, number: int) -> None:
@@ -242,7 +250,7 @@ CHANGED_VALUES = (None, "", "0", "1", "7", "999999999", "3:3", "rendezvous")
 
 def kubelet_rejects_a_pod(cluster: SmallCluster, number: int) -> None:
     if pod := cluster.some(number):
-        cluster.reject(pod)
+        cluster.reject(pod, REJECTIONS[number // 7 % len(REJECTIONS)])
 
 
 def node_is_marked(cluster: SmallCluster, number: int) -> None:
@@ -291,7 +299,7 @@ EVENTS: tuple[Callable[[SmallCluster, int], None], ...] = (
     *[operator_plans] * 5,
     *[kubelet_acts] * 3,
     *[pod_ends] * 3,
-    user_deletes_a_pod,
+    a_pod_is_deleted,
     *[node_changes_readiness] * 2,
     *[gang_steps] * 2,
     gang_succeeds,

@@ -446,15 +446,14 @@ def test_a_suspended_job_counts_no_retry() -> None:
 @pytest.mark.parametrize(
     ("pod", "cause"),
     [
-        ({"code": None, "reason": "Evicted"}, "Evicted"),
-        ({"code": 143, "disrupted": True}, "Disrupted"),
+        ({"code": 143, "disruption": "PreemptionByScheduler"}, "PreemptionByScheduler"),
         ({"code": 75}, "Stopped"),
         ({"code": 69, "message": "fluxtrain: rank 0 on job-0 is unfit"}, "UnfitNode"),
         ({"code": 137}, "Killed"),
         ({"code": None, "reason": "UnexpectedAdmissionError"}, "UnexpectedAdmissionError"),
-        ({"code": 1, "disrupted": True}, "Disrupted"),
+        ({"code": 1, "disruption": "TerminationByKubelet"}, "TerminationByKubelet"),
     ],
-    ids=["evicted", "preempted", "stopped", "unfit", "killed", "rejected by kubelet", "disrupted"],
+    ids=["preempted", "stopped", "unfit", "killed", "rejected by kubelet", "disrupted"],
 )
 def test_infrastructure_failures_use_no_restart(pod: dict[str, Any], cause: str) -> None:
     job = running(restart={"maxRestarts": 0})

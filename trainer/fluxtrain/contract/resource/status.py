@@ -16,6 +16,8 @@ CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "
 
 MAX_NODE_FAULTS, MAX_RETRIES, MAX_REPLACED_PODS, MAX_LOG_HEADS = 16, 64, 16, 16
 """Of the lists in a status."""
+MAX_COUNTED_PODS = 4096
+"""As many as a job can lose at a time."""
 
 
 def _one_of(*values: str) -> Any:
@@ -88,6 +90,10 @@ class Restarts(StatusModel):
     """Interruptions by the infrastructure, such as lost nodes and evictions, which are not limited."""
     causes: Annotated[dict[str, ApiCount], Field(max_length=64)] = {}
     """Charged and free restarts by reason."""
+    counted_pods: Annotated[
+        list[Annotated[str, Field(max_length=16)]], Field(max_length=MAX_COUNTED_PODS)
+    ] = []
+    """The last characters of the UIDs of pods whose loss is counted, so that each counts once."""
     counted: CountedRestarts | None = None
     """Restarts of processes are counted once, also after the operator or the rendezvous pod was replaced."""
 
