@@ -38,9 +38,8 @@ FAILURES = (ApiError, ApiException, aiohttp.ClientError, TimeoutError, ValueErro
 """Errors of a list or watch that are retried."""
 _LIST_TIMEOUT_SECONDS = 30.0
 _IDLE_TIMEOUT_SECONDS = 70.0
-"""A watch without any event for so long, not even a bookmark, is restarted from its last version."""
-_TOO_LARGE = "Too large resource version"
-"""In the error for a version that etcd has not reached, or no longer has after a rollback."""
+"""After so long without any event, not even a bookmark, all objects are listed again."""
+_TOO_LARGE = "Too large resource version"  # etcd has not reached it, or no longer has it
 _FIRST_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 10.0
 
@@ -193,7 +192,8 @@ async def list_and_watch(
         except ExpiredError:
             version = ""
         except aiohttp.SocketTimeoutError:
-            LOG.debug("%s: no event, watch restarted", source.path)
+            version = ""  # or etcd was rolled back: a watch of a version that it lacks is silent
+            LOG.debug("%s: no event, listed again", source.path)
         except FAILURES as error:
             warning = f"{type(error).__name__}: {error}"
             if warning != last_warning:

@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from benchmarks import crowd
 from benchmarks.fake_api_server import FakeApiServer, serving
@@ -270,17 +271,20 @@ class RolledBack(ListWatch):
     async def watch(self, version: str, seconds: float) -> AsyncIterator[tuple[str, Any]]:
         if version == "100":
             yield "MODIFIED", make_pod("ghost", 101)
+            if self.selector == "silent":
+                raise aiohttp.SocketTimeoutError
             yield "BOOKMARK", {"metadata": {"resourceVersion": "53"}}
             raise AssertionError("the watch goes on after a rollback")
         await asyncio.Event().wait()
 
 
-def test_after_a_rollback_of_etcd_a_list_replaces_all() -> None:
+@pytest.mark.parametrize("watch", ["silent", "older"])
+def test_after_a_rollback_of_etcd_a_list_replaces_all(watch: str) -> None:
     async def main() -> None:
         cache, metrics = Cache(), Metrics(CollectorRegistry())
         cache.set_job(make_training())
         handler = _PodHandler(("v1", "Pod"), cache, metrics, UnreadableObjects(metrics), print)
-        source = RolledBack(ApiClient(), "/api/v1/pods", before_list=cache.before_pod_list)
+        source = RolledBack(ApiClient(), "/api/v1/pods", watch, before_list=cache.before_pod_list)
         async with source.api, cancelled_at_end(list_and_watch(source, handler)):
             await until(
                 lambda: [p["metadata"]["resourceVersion"] for p in cache.pods(KEY)] == ["40"]
