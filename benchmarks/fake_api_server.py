@@ -253,9 +253,10 @@ def _key(manifest: Manifest) -> tuple[str, str]:
 
 
 def _matches(manifest: Manifest, selector: str) -> bool:
+    """Return whether the labels match ``selector``: ``key=value`` or ``key``, separated by commas."""
     labels = manifest["metadata"].get("labels") or {}
-    terms = (term.partition("=") for term in filter(None, selector.split(",")))
-    return all(labels.get(key) == value for key, _, value in terms)
+    terms = (term.partition("=") for term in selector.split(",") if term)
+    return all(key in labels and (not equal or labels[key] == value) for key, equal, value in terms)
 
 
 def _parse_path(path: str) -> ResourcePath | None:

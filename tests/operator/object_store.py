@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tests.operator.jobs import KEY, make_job
 
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.reports import MembersReport, Progress
@@ -70,9 +71,9 @@ class ObjectStore:
     async def get(self, manifest: Manifest) -> Manifest | None:
         return self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
+    async def list_unwatched_pods(self, namespace: str) -> list[Manifest]:
         pods = [encoded(m) for (kind, _), m in self.objects.items() if kind == "Pod"]
-        return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+        return [pod for pod in pods if names.LABEL_JOB not in pod["metadata"]["labels"]]
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
         existing = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))

@@ -17,6 +17,7 @@ Key = tuple[str, str]
 """Namespace and name of a FluxTraining."""
 
 LABEL_JOB = _LABEL_JOB  # in the contract, as ``fluxtrain mlperf package`` selects by it too
+"""On every object of a job: the operator watches what has it, whatever its value."""
 
 FIELD_MANAGER = "fluxtrain-operator"
 """Field manager of the operator's changes."""
@@ -33,7 +34,7 @@ LABEL_COMPONENT = "app.kubernetes.io/component"
 """``trainer`` or ``rendezvous`` on pods. Read by the planner, selectors and affinities."""
 LABEL_PART_OF = "app.kubernetes.io/part-of"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
-"""Always ``fluxtrain-operator``: the label selector of the operator's watches."""
+"""Information only: a policy engine may set another value than ``fluxtrain-operator``."""
 
 ANNOTATION_SPEC = f"{GROUP}/spec-hash"
 """Hash of the spec for which a pod was created. Read by the planner."""

@@ -79,9 +79,11 @@ class KubernetesApi:
         objects = await self._request("GET", f"{_path(manifest)}?fieldSelector={selector}")
         return next(iter(objects.get("items", [])), None)
 
-    async def list_pods(self, namespace: str, labels: Mapping[str, str]) -> list[Manifest]:
-        """Return the pods with ``labels``, also those that no watch finds."""
-        selector = quote(names.as_text(labels))
+    async def list_unwatched_pods(self, namespace: str) -> list[Manifest]:
+        """Return the pods of jobs that no watch finds: they have lost the label of their job."""
+        selector = quote(
+            f"!{names.LABEL_JOB},{names.LABEL_COMPONENT} in ({names.TRAINER},{names.RENDEZVOUS})"
+        )
         path = f"{collection('v1', namespace, 'Pod')}?labelSelector={selector}"
         return list((await self._request("GET", path)).get("items", []))
 

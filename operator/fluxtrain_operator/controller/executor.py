@@ -12,7 +12,6 @@ from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Condition, Status, preserve_unknown_fields
-from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import Key, mapping
@@ -110,7 +109,7 @@ class Executor:
 
     async def unwatched_pods(self, job: Job) -> tuple[CreateFailure, ...]:
         """Return the job's own pods that run and have lost the label of the watch, as create failures."""
-        listed = await self.api.list_pods(job.namespace, names.selector(job.name))
+        listed = await self.api.list_unwatched_pods(job.namespace)
         own = (pod for pod in listed if is_controlled_by(pod, job.uid))
         runs = (p for p in own if mapping(p, "status").get("phase") not in ("Succeeded", "Failed"))
         failures = map(unwatched, runs)

@@ -24,7 +24,7 @@ from fluxtrain_operator.controller.list_watch import (
 )
 from fluxtrain_operator.metrics import Metrics
 
-SELECTOR = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
+SELECTOR = names.LABEL_JOB
 METADATA_RELIST_SECONDS = 3600.0
 """Interval of full lists of supporting objects, even if no watch was lost."""
 

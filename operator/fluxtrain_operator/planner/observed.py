@@ -99,9 +99,9 @@ def rejected(manifest: Mapping[str, Any], error: ApiError) -> CreateFailure:
 def unwatched(existing: Mapping[str, Any]) -> CreateFailure | None:
     """Return the failure that a job's own pod causes which its watch cannot find; None if it can."""
     metadata = existing["metadata"]
-    if (metadata.get("labels") or {}).get(names.LABEL_MANAGED_BY) == names.FIELD_MANAGER:
+    if names.LABEL_JOB in (metadata.get("labels") or {}):
         return None
-    name, label = metadata["name"], f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
+    name, label = metadata["name"], names.LABEL_JOB
     if "deletionTimestamp" in metadata:
         message = f"Pod {name}, which has lost its label {label}, is being deleted"
         return CreateFailure("Pod", name, TERMINATING, message)

@@ -136,13 +136,6 @@ def revision_of(job: Job, pod_templates: Mapping[str, Manifest]) -> Revision:
 
 
 def revision_config_map(job: Job, revision: Revision) -> Manifest:
-    """Return the config map with ``revision``.
-
-    It lacks the label of the job: an operator without revisions would delete it as superfluous.
-    """
+    """Return the config map with ``revision``."""
     name, data = revision.name, dict(revision.data)
-    manifest = supporting_object(
-        job, "v1", "ConfigMap", name, hashed=name, immutable=True, data=data
-    )
-    del manifest["metadata"]["labels"][names.LABEL_JOB]
-    return manifest
+    return supporting_object(job, "v1", "ConfigMap", name, hashed=name, immutable=True, data=data)

@@ -432,7 +432,7 @@ def test_a_pod_that_lost_the_label_of_the_watch_is_replaced(name: str) -> None:
     def remove() -> None:
         pod = harness.cluster.objects["Pod", name]
         harness.cache.set_pod(copy.deepcopy(pod), deleted=True)  # what the watch reports
-        del pod["metadata"]["labels"][names.LABEL_MANAGED_BY]
+        del pod["metadata"]["labels"][names.LABEL_JOB]
 
     run(harness, remove, 4)
     after = harness.uids()
@@ -443,11 +443,30 @@ def test_a_pod_that_lost_the_label_of_the_watch_is_replaced(name: str) -> None:
     assert harness.cluster.condition("Healthy")[1] != "LabelRemoved"
 
 
+@pytest.mark.parametrize("value", ["Helm", None])
+def test_a_pod_whose_label_of_its_manager_a_policy_engine_changed_is_left_alone(
+    value: str | None,
+) -> None:
+    """Information only; the watch still reports the pod."""
+    harness = changed()
+    before = harness.uids()
+
+    def relabel() -> None:
+        for (kind, _), manifest in harness.cluster.objects.items():
+            if kind == "Pod":
+                manifest["metadata"]["labels"] |= {names.LABEL_MANAGED_BY: value}
+        harness.sync()
+
+    run(harness, relabel, 4)
+    assert harness.uids() == before
+    assert harness.cluster.condition("Healthy")[1] != "LabelRemoved"
+
+
 def lose_label(harness: Harness, name: str) -> None:
     """Let somebody remove the label of the watch from the pod ``name``."""
     pod = harness.cluster.objects["Pod", name]
     harness.cache.set_pod(copy.deepcopy(pod), deleted=True)  # what the watch reports
-    del pod["metadata"]["labels"][names.LABEL_MANAGED_BY]
+    del pod["metadata"]["labels"][names.LABEL_JOB]
 
 
 @pytest.mark.parametrize("name", ["job-0", "job-3", "job-rendezvous"])
@@ -502,7 +521,7 @@ def test_until_a_pod_without_the_label_of_the_watch_has_gone_the_job_waits_for_i
     pod = harness.cluster.objects["Pod", "job-0"]
     pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     harness.cache.set_pod(copy.deepcopy(pod), deleted=True)
-    del pod["metadata"]["labels"][names.LABEL_MANAGED_BY]
+    del pod["metadata"]["labels"][names.LABEL_JOB]
     run(harness, 3)
     assert harness.cluster.objects["Pod", "job-0"] is pod
     del harness.cluster.objects["Pod", "job-0"]

@@ -154,12 +154,13 @@ def test_without_nodes_the_sync_needs_no_right_to_read_them(tmp_path: Path) -> N
     *pods("a", namespace="one"),
     *pods("b", namespace="two"),
     *pods("c", namespace="three"),
-    *pods("d", namespace="one", labels={names.LABEL_JOB: "job"}),
+    *pods("d", namespace="one", labels={names.LABEL_MANAGED_BY: names.FIELD_MANAGER}),
+    *pods("r", namespace="one", labels={names.LABEL_JOB: "job", names.LABEL_MANAGED_BY: "Helm"}),
     namespaces=("one", "two"),
 )
 async def test_only_labelled_pods_in_the_watched_namespaces_are_cached(s: Synced) -> None:
     cached = {name: s.names(name) for name in ("one", "two", "three")}
-    assert cached == {"one": {"a"}, "two": {"b"}, "three": set()}
+    assert cached == {"one": {"a", "r"}, "two": {"b"}, "three": set()}
     s.server.put("pods", make_pod("e", namespace="three"))
     s.server.put("pods", make_pod("f", namespace="two"))
     await until(lambda: s.names("two") == {"b", "f"})
@@ -363,7 +364,7 @@ async def test_a_deleted_or_changed_service_queues_its_job_at_once(s: Synced) ->
 
 @synced(SUPPORT[300])
 async def test_objects_of_other_owners_queue_no_job(s: Synced) -> None:
-    labels = {names.LABEL_MANAGED_BY: names.FIELD_MANAGER}
+    labels = {names.LABEL_JOB: "theirs"}
     s.enqueued.clear()
     for number in range(50):
         metadata = {"name": f"theirs-{number}", "namespace": "ns", "labels": labels}

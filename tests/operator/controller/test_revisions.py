@@ -205,15 +205,6 @@ def test_a_foreign_object_with_the_name_of_the_revision_blocks_new_pods_only() -
     assert harness.cluster.condition("Ready")[1] == "NameConflict"
 
 
-def test_an_operator_without_revisions_does_not_see_the_config_map() -> None:
-    labels = started().cluster.objects[REVISION]["metadata"]["labels"]
-    assert names.LABEL_JOB not in labels, (
-        "it selects by this one, and deletes what it does not know"
-    )
-    assert labels[names.LABEL_INSTANCE] == "job"
-    assert labels[names.LABEL_MANAGED_BY] == names.FIELD_MANAGER
-
-
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[object]:
     calls: list[object] = []
     original = getattr(module, name)
