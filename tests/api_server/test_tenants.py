@@ -55,6 +55,23 @@ class Tenants:
             name for name, listed in owners.items() if any(o["uid"] == uid for o in listed)
         )
 
+    def patch(self, kind: str, name: str, change: Manifest, *options: str) -> None:
+        """Patch an object as another controller."""
+        patch = f"--patch={json.dumps(change)}"
+        is_list = kind == "pod" and "spec" in change  # of containers, which is merged by name
+        merge = f"--type={'strategic' if is_list else 'merge'}"
+        self.kubectl("patch", kind, name, IN, merge, patch, "--field-manager=other", *options)
+
+    def objects(self, job: str) -> dict[tuple[str, str], tuple[str, str]]:
+        """Return uid and version of the job and of its objects, by kind and name."""
+        uid = self.get("ft", job)["metadata"]["uid"]
+        items = json.loads(self.kubectl("get", OF_JOBS, IN, "--output=json"))["items"]
+        return {
+            (item["kind"], meta["name"]): (meta["uid"], meta["resourceVersion"])
+            for item in items
+            if uid in [(meta := item["metadata"])["uid"], *owners(meta)]
+        }
+
     def wait(self, job: str, kind: str, reason: str, *, seconds: float = 60) -> str:
         """Wait until a condition has ``reason``; return its message."""
 
@@ -79,6 +96,10 @@ class Tenants:
             for event in events
             if event["regarding"]["name"] == job and event["type"] == "Warning"
         ]
+
+
+def owners(metadata: Manifest) -> list[str]:
+    return [owner["uid"] for owner in metadata.get("ownerReferences", [])]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +143,131 @@ def test_of_two_releases_one_reconciles_a_namespace(
         for place in (NAMESPACE, other):
             kubectl("delete", "ft", "--all", f"--namespace={place}")
     clear(tenants)
+
+
+def meta(**fields: Any) -> Manifest:
+    return {"metadata": fields}
+
+
+CHANGES: list[tuple[str, str, Manifest]] = [
+    ("pod", "labels of a policy engine", meta(labels={"policies.example.org/checked": "yes"})),
+    ("pod", "another manager", meta(labels={names.LABEL_MANAGED_BY: "policy-engine"})),
+    ("pod", "a label removed", meta(labels={names.LABEL_MANAGED_BY: None})),
+    ("pod", "the status of a mesh", meta(annotations={"sidecar.example.org/status": "injected"})),
+    ("pod", "a finalizer", meta(finalizers=["example.org/keep"])),
+    (
+        "pod",
+        "a newer proxy",
+        {"spec": {"containers": [{"name": "proxy", "image": "proxy:2"}]}},
+    ),
+    ("service", "labels", meta(labels={"team": "a", names.LABEL_MANAGED_BY: "argocd"})),
+    (
+        "service",
+        "annotations of a load balancer",
+        meta(annotations={"cloud.example.org/neg": "{}"}),
+    ),
+    ("service", "a finalizer", meta(finalizers=["example.org/load-balancer"])),
+    ("service", "a field with a default", {"spec": {"sessionAffinity": "ClientIP"}}),
+    ("networkpolicy", "labels", meta(labels={"team": "a", names.LABEL_MANAGED_BY: "kyverno"})),
+    ("networkpolicy", "annotations", meta(annotations={"policies.example.org/synced": "1"})),
+    ("networkpolicy", "a rule", {"spec": {"ingress": [{"ports": [{"port": 15090}]}]}}),
+    ("poddisruptionbudget", "labels", meta(labels={names.LABEL_MANAGED_BY: None})),
+    ("poddisruptionbudget", "annotations", meta(annotations={"example.org/why": "drain"})),
+    ("configmap", "labels", meta(labels={"team": "a"})),
+    ("configmap", "annotations", meta(annotations={"reflector.example.org/allowed": "true"})),
+    ("secret", "labels", meta(labels={"team": "a", names.LABEL_MANAGED_BY: "vault"})),
+    ("secret", "annotations", meta(annotations={"reloader.example.org/match": "true"})),
+    (
+        "fluxtraining",
+        "the tracking of a GitOps tool",
+        meta(annotations={"example.org/tracking-id": "x"}),
+    ),
+    ("fluxtraining", "labels", meta(labels={"velero.io/backup-name": "nightly"})),
+]
+"""Kind, what another controller does to it, and how: a merge patch."""
+OF_JOBS = "pod,service,networkpolicy,poddisruptionbudget,configmap,secret,fluxtraining"
+
+
+def test_changes_of_other_controllers_start_neither_pods_nor_writes(tenants: Tenants) -> None:
+    tenants.kubectl.apply(*injection(), namespace=NAMESPACE)
+    wait_for(lambda: injects(tenants), lambda: "the policy does not change pods")
+    tenants.apply("shared")
+    tenants.wait_for_pods("shared", 2)
+    begun = {"status": {"phase": "Running", "startTime": names.stamp(time.time())}}
+    found = tenants.objects("shared")
+    pods = {uid: name for (kind, name), (uid, _) in found.items() if kind == "Pod"}
+    for name in pods.values():
+        tenants.patch("pod", name, begun, "--subresource=status")
+    for kind, _, change in CHANGES:
+        for (found_kind, name), _ in found.items():
+            if found_kind.lower() == kind:
+                tenants.patch(kind, name, change)
+    time.sleep(6)  # of reactions
+    settled = tenants.objects("shared")
+    time.sleep(6)
+    after = tenants.objects("shared")
+    assert after == settled, "no write follows another"
+    assert {uid for uid, _ in after.values()} == {uid for uid, _ in found.values()}, (
+        "none is made anew"
+    )
+    assert tenants.warnings("shared") == []
+    for kind, name in found:
+        tenants.patch(kind, name, meta(finalizers=None))
+    tenants.kubectl("delete", "ft", "shared", IN)
+    kinds = "mutatingadmissionpolicybindings,mutatingadmissionpolicies"
+    tenants.kubectl("delete", kinds, "--all")
+    clear(tenants)
+
+
+def injection() -> list[Manifest]:
+    """Return a policy that adds a container, a volume and a label to every pod."""
+    change = """Object{
+        metadata: Object.metadata{labels: {"mesh.example.org/revision": "1"}},
+        spec: Object.spec{
+            containers: [Object.spec.containers{
+                name: "proxy", image: "proxy:1",
+                volumeMounts: [
+                    Object.spec.containers.volumeMounts{name: "certs", mountPath: "/certs"}
+                ]
+            }],
+            volumes: [Object.spec.volumes{
+                name: "certs", emptyDir: Object.spec.volumes.emptyDir{}
+            }]
+        }
+    }"""
+    header = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "inject"}}
+    pods = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods"],
+    }
+    spec = {
+        "matchConstraints": {"resourceRules": [pods]},
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": change}}
+        ],
+        "reinvocationPolicy": "IfNeeded",
+        "failurePolicy": "Fail",
+    }
+    inside = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}}
+    return [
+        {**header, "kind": "MutatingAdmissionPolicy", "spec": spec},
+        {
+            **header,
+            "kind": "MutatingAdmissionPolicyBinding",
+            "spec": {"policyName": "inject", "matchResources": inside},
+        },
+    ]
+
+
+def injects(tenants: Tenants) -> bool:
+    """Return whether a new pod has the container that the policy adds."""
+    spec = {"containers": [{"name": "main", "image": "a:1"}]}
+    tenants.create("Pod", "tried", spec=spec)
+    pod = tenants.get("pod", "tried")
+    tenants.kubectl("delete", "pod", "tried", IN, "--grace-period=0", "--force")
+    return len(pod["spec"]["containers"]) > 1
 
 
 NETWORK_POLICY = {"apiVersion": "networking.k8s.io/v1", "spec": {"podSelector": {}}}
