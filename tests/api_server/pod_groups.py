@@ -1,4 +1,7 @@
-"""CRDs of coscheduling's and Volcano's pod groups, with the fields that the operator writes; no scheduler."""
+"""CRDs of coscheduling's and Volcano's pod groups, with the fields that the operator uses; no scheduler.
+
+Those of Volcano are of its API v1.14.0 (volcano.sh/apis, scheduling/v1beta1).
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,47 @@ _COSCHEDULING = {
     "minResources": _AMOUNTS,
     "scheduleTimeoutSeconds": {"type": "integer", "format": "int32"},
 }
+_NUMBER = {"type": "integer", "format": "int32", "minimum": 0}
 _VOLCANO = {
-    "minMember": {"type": "integer", "format": "int32"},
-    "minTaskMember": {"type": "object", "additionalProperties": _COUNT},
-    "queue": {"type": "string", "default": "default"},
-    "priorityClassName": {"type": "string"},
+    "minMember": _NUMBER,
+    "minTaskMember": {
+        "type": "object",
+        "additionalProperties": {"type": "integer", "format": "int32"},
+    },
+    "queue": {
+        "type": "string",
+        "default": "default",
+        "maxLength": 253,
+        "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+    },
+    "priorityClassName": {"type": "string", "maxLength": 253},
     "minResources": _AMOUNTS,
 }
+_TEXTS = ("type", "status", "transitionID", "reason", "message")
+_CONDITION = {
+    "type": "object",
+    "properties": {
+        **{name: {"type": "string"} for name in _TEXTS},
+        "lastTransitionTime": {"type": "string", "format": "date-time"},
+    },
+}
+_VOLCANO_STATUS = {
+    "type": "object",
+    "properties": {
+        "phase": {
+            "type": "string",
+            "enum": ["Pending", "Running", "Unknown", "Inqueue", "Completed"],
+        },
+        "conditions": {"type": "array", "items": _CONDITION},
+        **dict.fromkeys(("running", "succeeded", "failed"), _NUMBER),
+    },
+}
+_ANY_STATUS = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
-def _definition(group: str, version: str, fields: dict[str, Any], **notes: str) -> Manifest:
-    status = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+def _definition(
+    group: str, version: str, fields: dict[str, Any], status: Manifest, **notes: str
+) -> Manifest:
     properties = {"spec": {"type": "object", "properties": fields}, "status": status}
     served = {
         "name": version,
@@ -54,7 +87,8 @@ DEFINITIONS = [
         "scheduling.x-k8s.io",
         "v1alpha1",
         _COSCHEDULING,
+        _ANY_STATUS,
         **{"api-approved.kubernetes.io": "unapproved, a copy for tests"},
     ),
-    _definition("scheduling.volcano.sh", "v1beta1", _VOLCANO),
+    _definition("scheduling.volcano.sh", "v1beta1", _VOLCANO, _VOLCANO_STATUS),
 ]

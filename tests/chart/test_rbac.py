@@ -90,6 +90,9 @@ class Recorder:
         body = await request.json() if request.can_read_body else {}
         if "/leases" in request.path:
             return self._lease(request, body)
+        if re.fullmatch("/apis/[^/]+/[^/]+", request.path):  # which kinds an API has
+            kinds = [{"kind": kind} for kind in ("PodGroup", "Workload")]
+            return web.json_response({"resources": kinds})
         if request.method == "GET":
             items = [{"metadata": {"name": name, **OWN}} for name in OLD]
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})

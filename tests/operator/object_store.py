@@ -37,6 +37,7 @@ class ObjectStore:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.refuse: dict[str, ApiError] = {}
+        self.served = frozenset[str]()
         self.events: list[Event] = []
         self.status: Manifest = {}
         self.num_tried = 0
@@ -95,8 +96,8 @@ class ObjectStore:
         metadata = {**manifest["metadata"], "resourceVersion": str(next(self._versions))}
         return {**manifest, "metadata": metadata, "status": status}
 
-    async def serves(self, version: str) -> bool:
-        return False
+    async def kinds(self, version: str) -> frozenset[str]:
+        return self.served
 
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         if "Event" in self.refuse:

@@ -19,7 +19,7 @@ from fluxtrain.errors import redacted
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
-from fluxtrain_operator.base.names import stamp
+from fluxtrain_operator.base.names import mappings, stamp
 from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.planner.guard import Delete
 from fluxtrain_operator.planner.plan import Event
@@ -130,15 +130,15 @@ class KubernetesApi:
         body = {"apiVersion": KINDS[KIND], "kind": KIND, "metadata": identity, "status": status}
         return await self._request("PUT", f"{path}?fieldManager={names.FIELD_MANAGER}", body)
 
-    async def serves(self, version: str) -> bool:
-        """Return whether the API server serves the API ``version``."""
+    async def kinds(self, version: str) -> frozenset[str]:
+        """Return the kinds that the API server serves in the API ``version``, such as ``apps/v1``."""
         try:
-            await self._request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")
+            found = await self._request("GET", f"/apis/{version}")
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
-                return False
+                return frozenset()
             raise
-        return True
+        return frozenset(str(resource.get("kind")) for resource in mappings(found, "resources"))
 
     async def create_event(self, job: Job, event: Event, now: float) -> None:
         """Create an event about ``job``, which ``kubectl describe`` shows."""

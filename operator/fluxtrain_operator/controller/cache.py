@@ -30,6 +30,7 @@ from fluxtrain_operator.planner.observed import (
     is_controlled_by,
     newest_time,
 )
+from fluxtrain_operator.resources.scheduling import NO_STATE, GroupState, group_state
 
 Manifest = Mapping[str, Any]
 
@@ -381,18 +382,21 @@ class Applied(NamedTuple):
     uid: str
     applied_hash: str
     """Hash of the manifest that the operator applied last."""
+    state: GroupState = NO_STATE
+    """What its scheduler reports, if it is a pod group of one that reports it."""
     version: int = 0
     """Its resource version; 0 if unknown."""
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Applied:
-        """Return uid, hash and version of the object in ``manifest``."""
+        """Return uid, hash, state and version of the object in ``manifest``."""
         metadata = manifest["metadata"]
         annotations = metadata.get("annotations") or {}
         applied_hash = str(annotations.get(names.ANNOTATION_APPLIED, ""))
         version = str(metadata.get("resourceVersion", ""))
         number = int(version) if version.isdecimal() else 0
-        return Applied(str(metadata.get("uid", "")), applied_hash, number)
+        uid = str(metadata.get("uid", ""))
+        return Applied(uid, applied_hash, group_state(manifest), number)
 
 
 class _Entry(NamedTuple):
@@ -445,7 +449,7 @@ class AppliedObjects:
         self._by_owner.setdefault(entry.owner_uid, {})[kind, at[2]] = applied
         if before is None:
             return [entry.job]
-        compared = [(each.owner_uid, *each.applied[:2]) for each in (before, entry)]
+        compared = [(each.owner_uid, *each.applied[:3]) for each in (before, entry)]
         return sorted({before.job, entry.job}) if compared[0] != compared[1] else []
 
     def remove(self, kind: Kind, manifest: Mapping[str, Any]) -> list[Key]:

@@ -19,10 +19,12 @@ from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Kind, Name
 from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT, NODE_FAULTS, Delete
 from fluxtrain_operator.planner.observed import (
+    NO_POD_GROUPS,
     CreateFailure,
     is_controlled_by,
     is_rejection,
     name_conflict,
+    no_pod_group,
     rejected,
     unwatched,
 )
@@ -53,6 +55,18 @@ class JobState:
     """The revision that was read last."""
     has_searched: bool = False
     """Whether pods that no watch finds were searched for since the job is to stop."""
+
+    def note_pod_group(self, manifest: Manifest, problem: str, now: float) -> None:
+        """Record why an object of gang scheduling cannot be created, or that it can: no ``problem``."""
+        name = _name(manifest)
+        known = self.create_failures.get(name)
+        is_noted = known is not None and known.reason == NO_POD_GROUPS
+        if not problem:
+            if is_noted:
+                del self.create_failures[name]
+        elif not (known and is_noted and now < known.retry_time):
+            failure = no_pod_group(manifest, problem)
+            self.create_failures[name] = failure.with_backoff(known, now)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from fluxtrain_operator.controller.list_watch import (
     list_and_watch,
 )
 from fluxtrain_operator.metrics import Metrics
+from fluxtrain_operator.resources.scheduling import Volcano
 
 SELECTOR = names.LABEL_JOB
 METADATA_RELIST_SECONDS = 3600.0
@@ -174,8 +175,9 @@ class Informers:
     def _watch_namespace(self, kind: Kind, namespace: str) -> _ObjectHandler:
         handler = _ObjectHandler(kind, *self._shared, namespace=namespace)
         path = collection(kind[0], namespace, kind[1])
+        metadata_only = kind[0] != Volcano.api_version  # of which the state is read
         before = partial(self._cache.applied.before_list, kind, namespace)
-        source = ListWatch(self._api, path, SELECTOR, ObjectFields, True, before)
+        source = ListWatch(self._api, path, SELECTOR, ObjectFields, metadata_only, before)
         self._start(source, handler, METADATA_RELIST_SECONDS)
         return handler
 

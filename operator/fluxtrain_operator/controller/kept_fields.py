@@ -31,11 +31,19 @@ class ObjectMetadata(TypedDict, total=False):
     ownerReferences: Any
 
 
+class ObjectStatus(TypedDict, total=False):
+    """What is read of a pod group's status."""
+
+    phase: Any
+    conditions: Any
+
+
 class ObjectFields(TypedDict, total=False):
     """What is read of a supporting object."""
 
     kind: str
     metadata: ObjectMetadata
+    status: ObjectStatus
 
 
 class NodeSpec(TypedDict, total=False):

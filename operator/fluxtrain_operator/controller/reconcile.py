@@ -27,6 +27,7 @@ from fluxtrain_operator.base.settings import (
 from fluxtrain_operator.controller.api_client import KINDS, SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Name
 from fluxtrain_operator.controller.executor import (
+    NEVER,
     Executor,
     FaultBudget,
     JobState,
@@ -40,7 +41,7 @@ from fluxtrain_operator.planner.observed import Observed, is_controlled_by, name
 from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.resources.scheduling import gang_of
+from fluxtrain_operator.resources.scheduling import NO_STATE, Gang, GroupState, gang_of
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""
@@ -48,6 +49,10 @@ _LISTING_SECONDS = 10.0
 """After the start of the operator, until all existing jobs were listed."""
 _GROUPS_SECONDS = 0.5
 """Until the next look at whether the pod groups of a scheduler are cached."""
+_PATIENCE_SECONDS = 15.0
+"""After the first look, until it is reported that they are not."""
+_KINDS_SECONDS = 5.0
+"""Until the API server is asked again which kinds it serves: an API may be installed or removed."""
 
 
 @dataclass
@@ -73,7 +78,10 @@ class Reconciler:
     jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
     """Monotonic time from which all existing jobs are in the cache."""
     _states: dict[Key, JobState] = field(default_factory=dict)
-    _served: dict[str, bool] = field(default_factory=dict)
+    _kinds: dict[str, tuple[float, frozenset[str]]] = field(default_factory=dict)
+    """When the kinds of an API version were asked for, and which are served."""
+    _groups_awaited: dict[str, float] = field(default_factory=dict)
+    """Since when the pod groups of an API version should be cached."""
     _jobs: dict[Key, tuple[tuple[object, object], Job]] = field(default_factory=dict)
     """Loaded jobs with their uids and specs."""
 
@@ -103,7 +111,7 @@ class Reconciler:
     async def _reconcile(
         self, key: Key, manifest: Mapping[str, Any], job: Job, state: JobState
     ) -> float | None:
-        if not await self._knows_groups(job):
+        if not await self._knows_groups(job, state):
             return _GROUPS_SECONDS
         observed = await self._observe(key, job, state)
         stops = job.spec.lifecycle.suspend or finished(job.status)
@@ -180,8 +188,7 @@ class Reconciler:
         return earliest([plan.requeue_after, retry])
 
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
-        missing_apis = frozenset(api for api, is_served in self._served.items() if not is_served)
-        gang = gang_of(job, missing_apis)
+        gang = gang_of(job)
         kinds = SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)
         applied = self._applied_hashes(job.uid, kinds)
         if finished(job.status):
@@ -201,7 +208,7 @@ class Reconciler:
             cycle=cycle_of(self.cache, key) if job.spec.lifecycle.start_after else (),
             applied=applied,
             create_failures=(*state.create_failures.values(), *foreign_pods),
-            missing_apis=missing_apis,
+            group_state=self._group_state(job, gang),
         )
         name = revision_to_read(job, observed, time.time())
         if name is None:
@@ -225,15 +232,35 @@ class Reconciler:
             state.revision = Revision.from_object(job.name, stored) if stored and own else None
         return state.revision
 
-    async def _knows_groups(self, job: Job) -> bool:
-        """Return whether the job's pod groups are cached, or the cluster does not serve their API."""
-        gang = gang_of(job)
+    async def _knows_groups(self, job: Job, state: JobState) -> bool:
+        """Return whether the job's pod groups are cached, or cannot be: then ``state`` says why."""
+        gang, now = gang_of(job), time.monotonic()
         version = gang.api_version
         if not version or finished(job.status):
             return True
-        if version not in self._served:
-            self._served[version] = await self.api.serves(version)
-        return not self._served[version] or self.has_groups(version, gang.kinds)
+        problem, served = "", await self._served_kinds(version, now)
+        if missing := [kind for kind in gang.kinds if kind not in served]:
+            problem = f"the cluster does not serve {' and '.join(missing)} of {version}"
+            self._groups_awaited.pop(version, None)
+        elif not self.has_groups(version, gang.kinds):
+            if now < self._groups_awaited.setdefault(version, now) + _PATIENCE_SECONDS:
+                return False
+            problem = "the operator cannot list these; does the chart's value gangs permit it?"
+        for manifest in gang.objects(job):
+            state.note_pod_group(manifest, problem, time.time())
+        return True
+
+    async def _served_kinds(self, version: str, now: float) -> frozenset[str]:
+        time_asked, served = self._kinds.get(version, (NEVER, frozenset()))
+        if now >= time_asked + _KINDS_SECONDS:
+            served = await self.api.kinds(version)
+            self._kinds[version] = now, served
+        return served
+
+    def _group_state(self, job: Job, gang: Gang) -> GroupState:
+        kind = gang.api_version, "PodGroup"
+        applied = self.cache.applied.get(job.uid, kind, names.pod_group(job.name))
+        return NO_STATE if applied is None else applied.state
 
     def _is_awaited(self, key: Key) -> bool:
         """Return whether a job that an ended job lets start may not have seen yet that it has ended."""

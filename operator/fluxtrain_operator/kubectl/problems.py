@@ -166,6 +166,15 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "Fix the error, and create the job again; it resumes from its newest checkpoint. "
         "spec.restart.maxRestarts is the limit."
     ),
+    "NoPodGroups": (
+        "Install the scheduler's custom resource definitions, or permit the operator to use them (the "
+        "chart's value gangs): it looks again within a minute. Otherwise create the job again without "
+        "spec.scheduling.gang."
+    ),
+    "PodGroupPending": (
+        "`kubectl describe podgroups.scheduling.volcano.sh -n $namespace -l fluxtrain.dev/job=$job` shows "
+        "more; check that Volcano runs, and that its queue exists, is open and has room."
+    ),
     # the program
     "InvalidJob": "A restart does not help: correct what the message names, and create the job again.",
     "Diverged": "Lower the learning rate or lengthen the warm-up, and create the job again.",

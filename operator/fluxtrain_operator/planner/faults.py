@@ -278,7 +278,7 @@ def _index(situation: Situation, pod: Pod) -> int:
 
 
 def _is_queued(situation: Situation) -> bool:
-    return situation.job.spec.scheduling.queue_name is not None
+    return situation.job.spec.scheduling.local_queue is not None
 
 
 # Which nodes new pods exclude or avoid for their faults, and when the exclusion is lifted.
@@ -299,7 +299,7 @@ def distrusted_nodes(situation: Situation) -> tuple[str, ...]:
     None for a job in a queue: Kueue admits all its pods at once, and assigns nodes itself.
     """
     distrust, job = situation.observed.distrust, situation.job
-    if not distrust.scores or job.spec.scheduling.queue_name is not None or _is_lifted(situation):
+    if not distrust.scores or job.spec.scheduling.local_queue is not None or _is_lifted(situation):
         return ()
     candidates = {
         node.name

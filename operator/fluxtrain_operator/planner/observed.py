@@ -22,11 +22,14 @@ from fluxtrain_operator.base.reports import (
     Progress,
     read_termination_message,
 )
+from fluxtrain_operator.resources.scheduling import NO_STATE, GroupState
 
-# Why an object of a job cannot be created: its name is in use, or the API server rejects it.
+# Why an object of a job cannot be created: its name is in use, the API server rejects it, or its kind
+# is not served.
 
 
 NAME_CONFLICT, TERMINATING = "NameConflict", "PredecessorTerminating"
+NO_POD_GROUPS = "NoPodGroups"
 LABEL_REMOVED = "LabelRemoved"
 PREDECESSOR_KEPT = "PredecessorKept"
 _TERMINATING_SECONDS = 2.0
@@ -94,6 +97,13 @@ def rejected(manifest: Mapping[str, Any], error: ApiError) -> CreateFailure:
     reason = next((r for text, r in _REASONS.items() if text in error.server_message), default)
     message = f"{kind} {metadata['name']}: {error.server_message or error}"
     return CreateFailure(kind, metadata["name"], reason, message).for_object(manifest)
+
+
+def no_pod_group(manifest: Mapping[str, Any], why: str) -> CreateFailure:
+    """Return the failure of an object of gang scheduling whose kind cannot be used: ``why``."""
+    kind, name, version = manifest["kind"], manifest["metadata"]["name"], manifest["apiVersion"]
+    message = f"spec.scheduling.gang needs {kind} {name} of {version}, but {why}"
+    return CreateFailure(kind, name, NO_POD_GROUPS, message)
 
 
 def unwatched(existing: Mapping[str, Any]) -> CreateFailure | None:
@@ -422,8 +432,8 @@ class Observed:
     """How many pods of all jobs may still be replaced this minute for faults of nodes; None: any number."""
     create_failures: tuple[CreateFailure, ...] = ()
     """Why objects of the job cannot be created."""
-    missing_apis: frozenset[str] = frozenset()
-    """API versions that the cluster does not serve, such as ``scheduling.volcano.sh/v1beta1``."""
+    group_state: GroupState = NO_STATE
+    """What the scheduler reports of the job's pod group."""
 
     @staticmethod
     def from_objects(

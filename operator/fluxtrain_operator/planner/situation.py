@@ -113,8 +113,8 @@ class Situation:
 
     @cached_property
     def gang(self) -> Gang:
-        """Return the gang scheduling of the job, none if the cluster does not serve its API."""
-        return gang_of(self.job, self.observed.missing_apis)
+        """Return the gang scheduling of the job."""
+        return gang_of(self.job)
 
     @property
     def removable_kinds(self) -> frozenset[str]:

@@ -224,8 +224,10 @@ def _admitted(
         gates = sorted({gate for pod in gated for gate in pod.gates})
         message = f"{len(gated)} pods wait at a scheduling gate: {', '.join(gates)}"
         return ConditionUpdate("Admitted", False, "SchedulingGated", message)
-    reason, message = situation.gang.admission
-    return ConditionUpdate("Admitted", True, reason, message or _unknown_fields(situation.job))
+    awaited = situation.gang.waits_for(situation.job, situation.observed.group_state)
+    if awaited and not situation.has_min_nodes:
+        return ConditionUpdate("Admitted", False, "PodGroupPending", awaited)
+    return ConditionUpdate("Admitted", True, "Admitted", _unknown_fields(situation.job))
 
 
 def _unknown_fields(job: Job) -> str:

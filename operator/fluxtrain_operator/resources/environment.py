@@ -85,7 +85,7 @@ def _of_the_pod(job: Job) -> list[Manifest]:
     if label := scheduling.rank_order_label:
         paths[process.ENV_TOPOLOGY] = f"metadata.labels['{label}']"
         paths[process.ENV_NODE_NAME] = "spec.nodeName"
-        if scheduling.queue_name is None:
+        if scheduling.local_queue is None:
             paths[process.ENV_NODE] = "spec.nodeName"
     return [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 from fluxtrain.contract.model_base import GROUP
 from fluxtrain.contract.resource.fluxtraining import KIND, Scheduling
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import mapping, mappings
 from fluxtrain_operator.resources.support import supporting_object
 
 _TEMPLATE = "trainer"
+_DEFAULT_QUEUE = "default"
+
+
+class GroupState(NamedTuple):
+    """What a scheduler reports of a pod group."""
+
+    phase: str = ""
+    """Empty until the scheduler has seen the group."""
+    message: str = ""
+    """Why it waits, if it is pending."""
+
+
+NO_STATE = GroupState()
+PENDING = "Pending"
+
+
+def group_state(manifest: Mapping[str, Any]) -> GroupState:
+    """Return the state of the pod group in ``manifest``; that of any other object has no phase."""
+    status = mapping(manifest, "status")
+    if status.get("phase") != PENDING:
+        return GroupState(str(status["phase"])) if status.get("phase") else NO_STATE
+    reported = [c for c in mappings(status, "conditions") if c.get("status") == "True"]
+    unmet = [c for c in reported if c.get("type") == "Unschedulable"]
+    newest = max(unmet, key=lambda c: str(c.get("lastTransitionTime")), default={})
+    parts = [str(newest[key]) for key in ("reason", "message") if newest.get(key)]
+    return GroupState(PENDING, ": ".join(parts))
 
 
 class Gang:
@@ -23,8 +50,6 @@ class Gang:
     """Kinds of the supporting objects."""
     renames = False
     """Whether the names of the objects depend on the number of nodes, so that a change replaces them."""
-    admission = ("Admitted", "")
-    """Reason and message of the condition Admitted."""
 
     def objects(self, job: Job) -> list[Manifest]:
         """Return the supporting objects, in the order in which they must be created."""
@@ -33,11 +58,9 @@ class Gang:
     def configure_pod(self, pod: Manifest, job: Job) -> None:
         """Make the training ``pod`` a member of the job's pod group."""
 
-
-class NotServed(Gang):
-    """The cluster does not serve the API of the job's kind of gang scheduling."""
-
-    admission = ("NoPodGroups", "the cluster has no API for scheduling.gang")
+    def waits_for(self, job: Job, state: GroupState) -> str:
+        """Return what a pod group in ``state`` waits for; empty if it is admitted, or tells nothing."""
+        return ""
 
 
 class Coscheduling(Gang):
@@ -71,10 +94,23 @@ class Volcano(Coscheduling):
         pod["metadata"]["annotations"][names.VOLCANO_GROUP] = names.pod_group(job.name)
         pod["spec"].setdefault("schedulerName", "volcano")
 
+    def waits_for(self, job: Job, state: GroupState) -> str:
+        """Return why the group is not in the phase Inqueue yet, in which Volcano schedules its pods."""
+        group, queue = names.pod_group(job.name), job.spec.scheduling.queue_name or _DEFAULT_QUEUE
+        if not state.phase:
+            return f"Volcano's scheduler has not seen the pod group {group}"
+        if state.phase != PENDING:
+            return ""
+        return f"the pod group {group} waits in Volcano's queue {queue}: {state.message or PENDING}"
+
     def _spec(self, job: Job) -> Manifest:
-        priority = job.spec.scheduling.priority_class_name
-        spec = super()._spec(job)
-        return spec if priority is None else {**spec, "priorityClassName": priority}
+        """Return the spec, with the defaults too: a merge patch leaves missing fields as they were."""
+        scheduling = job.spec.scheduling
+        return {
+            **super()._spec(job),
+            "queue": scheduling.queue_name or _DEFAULT_QUEUE,
+            "priorityClassName": scheduling.priority_class_name or "",
+        }
 
 
 class Native(Coscheduling):
@@ -110,13 +146,11 @@ _GANGS: dict[str, Gang] = {
     "volcano": Volcano(),
     "native": Native(),
 }
-_NOT_SERVED = NotServed()
 
 
-def gang_of(job: Job, missing_apis: Container[str] = ()) -> Gang:
-    """Return the gang scheduling of ``job``: none if its API is one of ``missing_apis``."""
-    gang = _GANGS[job.spec.scheduling.gang]
-    return _NOT_SERVED if gang.api_version in missing_apis else gang
+def gang_of(job: Job) -> Gang:
+    """Return the gang scheduling of ``job``."""
+    return _GANGS[job.spec.scheduling.gang]
 
 
 def _native_name(job: Job) -> str:
@@ -190,7 +224,7 @@ class Kueue(Queueing):
     def pod_labels(self, job: Job, group: int) -> dict[str, str]:
         """Return the queue and the pod group."""
         return {
-            names.KUEUE_QUEUE: str(job.spec.scheduling.queue_name),
+            names.KUEUE_QUEUE: str(job.spec.scheduling.local_queue),
             names.KUEUE_GROUP: names.kueue_group(job.name, group),
         }
 
@@ -230,7 +264,7 @@ _NO_QUEUE, _KUEUE = Queueing(), Kueue()
 
 def queueing_of(job: Job) -> Queueing:
     """Return how the pods of ``job`` are queued."""
-    return _NO_QUEUE if job.spec.scheduling.queue_name is None else _KUEUE
+    return _NO_QUEUE if job.spec.scheduling.local_queue is None else _KUEUE
 
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"

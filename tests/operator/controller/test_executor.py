@@ -109,7 +109,7 @@ def test_objects_are_found_by_the_uid_of_the_job_and_the_version_of_the_api() ->
     objects = filled(service("one"), service("two", owners=[OTHER]))
     group = ("scheduling.volcano.sh/v1beta1", "PodGroup")
     objects.set(group, service("gang"))
-    assert objects.of("uid-job", KINDS) == {("Service", "one"): Applied("u", "a", 1)}
+    assert objects.of("uid-job", KINDS) == {("Service", "one"): Applied("u", "a", version=1)}
     assert ("PodGroup", "gang") in objects.of("uid-job", {"PodGroup": group[0]})
     assert objects.of("uid-job", {"PodGroup": "scheduling.x-k8s.io/v1alpha1"}) == {}
     assert objects.of("", KINDS) == {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
+from fluxtrain_operator.controller import reconcile as reconcile_module
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.executor import (
@@ -225,13 +226,10 @@ async def test_a_deleted_object_is_created_again_and_no_other(kind: str) -> None
 
 @synchronous
 async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_does() -> None:
-    class Served(RecordingStore):
-        async def serves(self, version: str) -> bool:
-            return True
-
     manifest, asked = make_job(), list[str]()
     manifest["spec"]["scheduling"] = {"gang": "volcano"}
-    cluster = Served()
+    cluster = RecordingStore()
+    cluster.served = frozenset({"PodGroup"})
     reconciler = make_reconciler(cluster, manifest)
     reconciler.has_groups = lambda version, kinds: len(asked) > 1 or bool(asked.append(version))
     for _ in range(2):
@@ -240,6 +238,106 @@ async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_doe
     await reconciler.reconcile(KEY)
     assert "PodGroup/job-gang" in cluster.requests("create")
     await reconciler.poller.close()
+
+
+def in_volcano(served: Iterable[str] = ("PodGroup",)) -> Harness:
+    """A job in a gang of Volcano, whose API has the kinds ``served``."""
+    manifest = make_job()
+    harness = Harness(spec=manifest["spec"] | {"scheduling": {"gang": "volcano"}})
+    harness.cluster.served = frozenset(served)
+    return harness
+
+
+@pytest.fixture
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no answer of the API server about its kinds count for longer than a moment."""
+    monkeypatch.setattr(reconcile_module, "_KINDS_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("served", [(), ("Queue",)])
+def test_a_job_waits_until_the_api_of_its_pod_group_is_installed(
+    asked_anew: None, served: tuple[str, ...]
+) -> None:
+    harness = in_volcano(served)
+    cluster = harness.cluster
+    asked = list[str]()
+    harness.reconciler.has_groups = lambda version, kinds: bool(asked.append(version) or True)
+    run(harness, 3)
+    assert (cluster.own("Pod"), cluster.own("PodGroup"), asked) == ([], [], [])
+    value, reason, text = cluster.condition("Admitted")
+    assert (value, reason) == ("False", "NoPodGroups")
+    missing = "the cluster does not serve PodGroup of scheduling.volcano.sh/v1beta1"
+    assert text.endswith(missing)
+    assert cluster.warnings() == ["NoPodGroups"], "it is told once"
+    cluster.served = frozenset({"PodGroup"})
+    run(harness, 1)
+    assert (cluster.own("PodGroup"), len(cluster.own("Pod"))) == (["job-gang"], 5)
+    assert cluster.condition("Admitted")[1] == "PodGroupPending"
+
+
+def test_an_api_that_goes_away_is_noticed_and_no_pod_is_created_without_it(
+    asked_anew: None,
+) -> None:
+    harness = in_volcano()
+    cluster = harness.cluster
+    run(harness, 1)
+    cluster.served = frozenset()
+    harness.delete("Pod", "job-1")
+    run(harness, 2)
+    assert "job-1" not in cluster.own("Pod")
+    assert cluster.condition("Healthy")[1] == "NoPodGroups"
+    cluster.served = frozenset({"PodGroup"})
+    run(harness, 1)
+    assert "job-1" in cluster.own("Pod")
+
+
+def test_groups_that_the_operator_may_not_list_are_reported(
+    asked_anew: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = in_volcano()
+    harness.reconciler.has_groups = lambda version, kinds: False
+    run(harness, 1)
+    assert harness.cluster.status == {}, "they may be about to be listed"
+    monkeypatch.setattr(reconcile_module, "_PATIENCE_SECONDS", 0.0)
+    run(harness, 1)
+    value, reason, text = harness.cluster.condition("Admitted")
+    assert (value, reason) == ("False", "NoPodGroups")
+    assert "the chart's value gangs" in text
+    assert harness.cluster.own("Pod") == []
+    harness.reconciler.has_groups = lambda version, kinds: True
+    run(harness, 1)
+    assert len(harness.cluster.own("Pod")) == 5
+
+
+def test_the_api_server_is_asked_once_for_many_jobs() -> None:
+    asked = list[str]()
+
+    class Counting(ObjectStore):
+        async def kinds(self, version: str) -> frozenset[str]:
+            asked.append(version)
+            return frozenset()
+
+    harness = in_volcano()
+    harness.reconciler.api = Counting()  # type: ignore[assignment]
+    run(harness, 5)
+    assert asked == ["scheduling.volcano.sh/v1beta1"]
+
+
+def test_the_state_of_a_volcano_group_is_reported() -> None:
+    harness = in_volcano()
+    run(harness, 1)
+    kind = "scheduling.volcano.sh/v1beta1", "PodGroup"
+    group = harness.cluster.objects["PodGroup", "job-gang"]
+    unmet = {"type": "Unschedulable", "status": "True", "reason": "NotEnoughResources"}
+    for status, expected in (
+        ({}, "PodGroupPending"),
+        ({"phase": "Pending", "conditions": [unmet]}, "PodGroupPending"),
+        ({"phase": "Inqueue"}, "Admitted"),
+    ):
+        changed = harness.cache.applied.set(kind, {**group, "status": status})
+        assert changed == ([KEY] if status else []), "it is planned again"
+        run(harness, 1)
+        assert harness.cluster.condition("Admitted")[1] == expected
 
 
 @synchronous

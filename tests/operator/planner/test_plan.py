@@ -20,7 +20,6 @@ from tests.operator.planner.pods import (
     charged_and_free,
     condition,
     created,
-    created_pods,
     deleted,
     failed,
     make_job,
@@ -299,14 +298,6 @@ def test_an_object_of_a_kind_that_no_job_outlives_is_not_deleted() -> None:
     applied = {**observe(job).applied, **foreign}
     result = plan_with(job, *make_pods(), progress=progress(), applied=applied)
     assert [(d.kind, d.name) for d in result.delete] == [("ConfigMap", "more")]
-
-
-def test_pods_of_a_gang_are_scheduled_one_by_one_if_its_api_is_missing() -> None:
-    job = make_job(scheduling={"gang": "volcano"})
-    result = plan(job, Observed(missing_apis=frozenset({"scheduling.volcano.sh/v1beta1"})), NOW)
-    assert "PodGroup" not in {m["kind"] for m in result.create}
-    assert all("schedulerName" not in pod["spec"] for pod in created_pods(result))
-    assert condition(result.status, "Admitted") == ("True", "NoPodGroups")
 
 
 def of_a_lost_revision(*pods: Pod) -> list[Pod]:

@@ -257,6 +257,7 @@ VARIANTS: dict[str, Variant] = {
     "both-topologies": _elastic(requiredTopology="example.com/block", topology="example.com/rack"),
     "gang-coscheduling": _elastic(gang="coscheduling"),
     "gang-volcano": _elastic(gang="volcano"),
+    "gang-volcano-queue": _elastic(gang="volcano", queueName="team"),
     "gang-volcano-priority": _elastic(gang="volcano", priorityClassName="high"),
     "gang-native": _elastic(gang="native"),
     "priority": Variant({"scheduling": {"priorityClassName": "high"}}),

@@ -155,7 +155,7 @@ class Scheduling(ApiModel):
     """Queue, gang scheduling and placement of the pods."""
 
     queue_name: Name | None = None
-    """Name of a Kueue LocalQueue."""
+    """Name of a Kueue LocalQueue; with ``gang: volcano``, of a Volcano queue."""
     gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], IMMUTABLE] = "none"
     """Gang scheduler whose pod group admits all pods together."""
     priority_class_name: Subdomain | None = None
@@ -169,6 +169,11 @@ class Scheduling(ApiModel):
     ``requiredTopology``, ranks are ordered by the label of their node, then by node, instead of by pod."""
     required_topology: LabelKey | None = None
     """Node label of which all training pods must have the same value; Kueue then ignores ``topology``."""
+
+    @property
+    def local_queue(self) -> str | None:
+        """Return the name of the Kueue LocalQueue; None if Kueue does not manage the pods."""
+        return None if self.gang == "volcano" else self.queue_name
 
     @property
     def rank_order_label(self) -> str | None:
