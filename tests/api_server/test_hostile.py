@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from cluster.kubectl import Manifest
 from tests.api_server.attacks import ATTACKS, FORBIDDEN, STATUSES, Attack
-from tests.api_server.client import ApiServer, Kubectl, make_job
+from tests.api_server.client import ApiServer, Kubectl, Plugin, make_job
 from tests.api_server.empty_api_server import api_server
-from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
 
 pytestmark = pytest.mark.proof

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from cluster.kubectl import Manifest
-from tests.api_server.client import Kubectl, make_job
-from tests.api_server.plugin import Plugin
+from tests.api_server.client import Kubectl, Plugin, make_job
 from tests.end_to_end.stage import Operator, wait_for
 
 from fluxtrain_operator.base.names import stamp

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from cluster.kubectl import Manifest
 from tests.api_server import pod_groups
-from tests.api_server.client import Kubectl, make_job
+from tests.api_server.client import Kubectl, Plugin, make_job
 from tests.api_server.empty_api_server import api_server
-from tests.api_server.plugin import Plugin
 from tests.end_to_end.stage import Operator, condition, wait_for
 
 NAMESPACE = "gangs"

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from cluster.errors import ClusterError
 from cluster.layout import BIN
-from tests.api_server.client import Kubectl
-from tests.api_server.plugin import Plugin
+from tests.api_server.client import Kubectl, Plugin
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import RUN, is_complete, job, losses, wait_for
