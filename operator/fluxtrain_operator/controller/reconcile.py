@@ -129,7 +129,7 @@ class Reconciler:
         create_failures = dict(state.create_failures)
         await self.executor.execute(manifest, job, plan, state)
         state.has_searched = stops
-        if plan.status.phase in ("Starting", "Running", "Restarting"):
+        if _can_answer(job, plan):
             self.poller.start(key, job.metrics_port)
             self.members.start(key, job.metrics_port)
         else:
@@ -267,6 +267,14 @@ class Reconciler:
         if time.monotonic() < self.jobs_known_from:
             return True
         return is_awaited(self.cache, key)
+
+
+def _can_answer(job: Job, plan: Plan) -> bool:
+    """Return whether trainers may answer: also those of a job that waits for its rendezvous pod alone."""
+    status = plan.status
+    if status.phase == "Pending":
+        return status.nodes is not None and status.nodes.ready >= job.spec.nodes.min
+    return status.phase in ("Starting", "Running", "Restarting")
 
 
 def _requeue_after(plan: Plan) -> float | None:

@@ -174,6 +174,8 @@ _REASON = re.compile(r"[A-Za-z][A-Za-z0-9]{0,127}")
 _GPU_RESOURCES = ("amd.com/", "nvidia.com/gpu")
 _GPU_LABELS = ("amd.com/gpu.", "nvidia.com/gpu.")
 """Of AMD's node labeller and NVIDIA's feature discovery, which run without a device plugin too."""
+_CREATING = ("ContainerCreating", "PodInitializing", "SchedulingGated")
+"""Why a pod waits that is no problem."""
 _MAX_NUMBER = 10**9
 """Of an annotation, which people can change: counts in the status are bounded."""
 
@@ -263,6 +265,19 @@ class Pod:
     def unschedulable(self) -> bool:
         """Return whether the scheduler has found no node for it."""
         return self.waiting.startswith("Unschedulable")
+
+    @property
+    def wait_reason(self) -> tuple[str, str]:
+        """Return reason and message of what the scheduler or kubelet reports of it while it waits."""
+        reason, _, message = self.waiting.partition(": ")
+        is_valid = reason.isalnum() and reason[0].isalpha()
+        return reason if is_valid else "PodsPending", f"{self.name}: {message or reason}"
+
+    @property
+    def cannot_start(self) -> bool:
+        """Return whether it waits for more than the creation of its containers, or at a gate."""
+        is_waiting = bool(self.waiting) and not self.running
+        return is_waiting and self.wait_reason[0] not in _CREATING
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Pod:

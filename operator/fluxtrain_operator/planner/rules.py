@@ -178,25 +178,34 @@ def deadline_exceeded(situation: Situation) -> Decision | None:
 
 
 def pending_deadline(situation: Situation, start: float | None) -> float | None:
-    """Return the Unix time at which a job of which no node has run fails; None without such a limit.
+    """Return the Unix time at which a job that has never run fails; None without such a limit.
 
-    ``start`` is since when the job has been active.
+    ``start`` is since when the job has been active. Nodes run only with the rendezvous pod; one that ends
+    again and again counts as one that has not run.
     """
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    has_run = situation.progress is not None or any(pod.started for pod in situation.observed.pods)
-    is_new = situation.attempt <= 1 and situation.job.status.phase in (None, "Pending")
+    num_started = sum(pod.started is not None for pod in situation.observed.pods)
+    has_run = situation.progress is not None or (num_started and not situation.lacks_rendezvous)
+    phases = (None, "Pending", *(["Starting"] if situation.rendezvous_problem else []))
+    is_new = situation.attempt <= 1 and situation.job.status.phase in phases
     if limit is None or start is None or has_run or not is_new:
         return None
     return start + limit
 
 
 def pending_deadline_exceeded(situation: Situation) -> Decision | None:
-    """Fail a job of which no node has run for ``pendingDeadlineSeconds`` since it was admitted."""
+    """Fail a job that has not run for ``pendingDeadlineSeconds`` since it was admitted."""
     deadline = pending_deadline(situation, situation.active_since)
     if deadline is None or situation.now < deadline:
         return None
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    return fail("PendingDeadlineExceeded", f"no node has run for {limit} s")
+    message = f"no node has run for {limit} s"
+    if situation.has_min_nodes:
+        problem = situation.rendezvous_problem
+        message = (
+            f"the rendezvous pod has not run for {limit} s{f'; {problem[1]}' if problem else ''}"
+        )
+    return fail("PendingDeadlineExceeded", message)
 
 
 def restarts_exceeded(situation: Situation) -> Decision | None:

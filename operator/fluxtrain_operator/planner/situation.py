@@ -16,6 +16,7 @@ from fluxtrain.contract.resource.status import (
     Restarts,
     StragglerStatus,
 )
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import seconds, stamp
 from fluxtrain_operator.base.reports import MembersReport, ProcessRestart, Progress
@@ -210,6 +211,34 @@ class Situation:
     def has_min_nodes(self) -> bool:
         """Return whether at least ``nodes.min`` pods run."""
         return len(self.running) >= self.job.spec.nodes.min
+
+    @cached_property
+    def rendezvous_problem(self) -> tuple[str, str] | None:
+        """Return reason and message of why the rendezvous pod cannot start or has failed; else None."""
+        pod = self.observed.rendezvous
+        if pod is None or pod.deleting:
+            return None
+        if failure := failure_of(pod):
+            return failure.reason, failure.message
+        return pod.wait_reason if pod.cannot_start else None
+
+    @property
+    def lacks_rendezvous(self) -> bool:
+        """Return whether nodes that run must wait for the rendezvous pod.
+
+        One that is replaced while they start is expected soon, unless it has a problem.
+        """
+        pod = self.observed.rendezvous
+        if pod is None:
+            failures = self.observed.create_failures
+            return any(names.is_rendezvous(self.job.name, failure.name) for failure in failures)
+        is_expected = self.job.status.phase == "Starting" and self.rendezvous_problem is None
+        return not (pod.running or is_expected)
+
+    @property
+    def can_start(self) -> bool:
+        """Return whether ``nodes.min`` pods and the rendezvous pod run."""
+        return self.has_min_nodes and not self.lacks_rendezvous
 
     @cached_property
     def failures(self) -> tuple[Failure, ...]:

@@ -209,7 +209,7 @@ def _phase(situation: Situation, decision: Decision) -> Phase:
     restarts = situation.restarts
     if situation.progress is not None or restarts.gang or restarts.pod or decision.uses_restart:
         return "Restarting"
-    return "Starting" if situation.has_min_nodes else "Pending"
+    return "Starting" if situation.can_start else "Pending"
 
 
 def _admitted(
@@ -252,11 +252,11 @@ def _ready(
         count = len(situation.running)
         text = "1 node trains" if count == 1 else f"{count} nodes train"
         return ConditionUpdate("Ready", True, "Training", text)
-    if failures and not situation.has_min_nodes:
+    if failures and not situation.can_start:
         return ConditionUpdate("Ready", False, *_create_failure(failures))
     if decision.reason:
         return ConditionUpdate("Ready", False, decision.reason, decision.message)
-    if situation.has_min_nodes:
+    if situation.can_start:
         return ConditionUpdate("Ready", False, "Starting", "no step yet")
     return ConditionUpdate("Ready", False, *_pending_reason(situation))
 
@@ -264,7 +264,8 @@ def _ready(
 def _pending_reason(situation: Situation) -> tuple[str, str]:
     """Return the reason and message of a pod whose program has failed and that is replaced later.
 
-    Else those that the scheduler or kubelet reports of the first waiting pod.
+    Else those that the scheduler or kubelet reports of the first waiting pod, training pods before the
+    rendezvous pod, and pods that cannot start before those that are being created.
     """
     for failure in situation.program_failures:
         time = replacement_time(situation, failure)
@@ -276,12 +277,16 @@ def _pending_reason(situation: Situation) -> tuple[str, str]:
         lost = ", ".join(pod.name for pod in situation.lost_members)
         text = f"Kueue's group waits until {stamp(deadline)} for the places of {lost}"
         return "GroupWaits", f"{count}; {text}, whose nodes are lost"
-    pod = next((p for p in situation.active if p.waiting and not p.running), None)
-    if pod is None:
-        return "PodsPending", count
-    reason, _, message = pod.waiting.partition(": ")
-    reason = reason if reason.isalnum() and reason[0].isalpha() else "PodsPending"
-    return reason, f"{count}; {pod.name}: {message or reason}"
+    rendezvous = situation.observed.rendezvous
+    pods = [*situation.active, *([rendezvous] if rendezvous is not None else [])]
+    waiting = (pod for pod in pods if pod.waiting and not pod.running)
+    pod = min(waiting, key=lambda pod: not pod.cannot_start, default=None)
+    if pod is not None:
+        reason, message = pod.wait_reason
+        return reason, f"{count}; {message}"
+    if situation.has_min_nodes:
+        count = f"{count}; the rendezvous pod does not run"
+    return "PodsPending", count
 
 
 def _progressing(situation: Situation, decision: Decision, phase: Phase) -> ConditionUpdate:
@@ -315,6 +320,7 @@ def _healthy(
     else:
         failed = next(((f.reason, f.message) for f in situation.failures), None)
         problem = node_problem(situation) or repeated_failure(situation) or failed
+        problem = problem or situation.rendezvous_problem
     if problem is None and failures and failures[0].reason != TERMINATING:
         problem = _create_failure(failures)
     if problem is None:

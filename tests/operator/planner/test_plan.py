@@ -636,6 +636,94 @@ def test_a_moment_without_admission_does_not_begin_the_pending_deadline_anew() -
     assert story.failure == "PendingDeadlineExceeded"
 
 
+UNPULLED = "rpc error: code = NotFound desc = trainer:2: not found"
+STORE_WAITS: dict[str, tuple[dict[str, Any], str]] = {
+    "ImagePullBackOff": ({"waiting": f"ImagePullBackOff: {UNPULLED}"}, UNPULLED),
+    "ErrImagePull": ({"waiting": f"ErrImagePull: {UNPULLED}"}, UNPULLED),
+    "InvalidImageName": ({"waiting": "InvalidImageName"}, "InvalidImageName"),
+    "Unschedulable": ({"waiting": "Unschedulable: 0/8 nodes", "node": ""}, "0/8 nodes"),
+    "CreateContainerConfigError": (
+        {"waiting": 'CreateContainerConfigError: secret "s" not found'},
+        'secret "s" not found',
+    ),
+    "CrashLoopBackOff": (
+        {"waiting": "CrashLoopBackOff: back-off 40s", "phase": "Running"},
+        "back-off 40s",
+    ),
+    "ProgramError": (
+        {"phase": "Running", "exit_code": 1, "started": NOW, "finished": NOW + 5},
+        "exit code 1",
+    ),
+}
+"""States of a rendezvous pod that cannot start, by reason, with a part of the message."""
+
+
+@pytest.mark.parametrize("reason", STORE_WAITS)
+@pytest.mark.parametrize("before", ["never", "once"])
+def test_a_rendezvous_pod_that_cannot_start_is_told_and_meets_the_pending_deadline(
+    reason: str, before: str
+) -> None:
+    changes, text = STORE_WAITS[reason]
+    story = Story(TWO, pendingDeadlineSeconds=LIMIT)
+    if before == "once":  # it ran, but no trainer has answered
+        story.plan(5, *story.pods())
+        assert story.job.status.phase == "Starting"
+    store = rendezvous(story.job, **{**PENDING, **changes})
+    story.plan(10, *story.pods(), rendezvous=store)
+    status = story.job.status
+    assert status.phase == "Pending"
+    assert condition(status, "Ready")[0] == "False"
+    assert condition(status, "Healthy") == ("False", reason)
+    assert text in message(status, "Healthy")
+    if store.waiting:
+        assert condition(status, "Ready")[1] == reason
+        assert message(status, "Ready").startswith("2 of at least 2 nodes are up; job-rendezvous: ")
+    start = story.active_since
+    assert start is not None
+    waits = story.plan(start + LIMIT - 9, *story.pods(), rendezvous=store).requeue_after
+    assert story.failure == ""
+    assert waits is not None
+    assert waits <= 9
+    story.plan(start + LIMIT, *story.pods(), rendezvous=store)
+    assert story.failure == "PendingDeadlineExceeded"
+    assert text in message(story.job.status, "Failed")
+
+
+def test_a_rendezvous_pod_that_is_created_is_no_problem_but_no_start_either() -> None:
+    story = Story(TWO, pendingDeadlineSeconds=LIMIT)
+    store = rendezvous(story.job, **PENDING, waiting="ContainerCreating")
+    story.plan(10, *story.pods(), rendezvous=store)
+    status = story.job.status
+    assert (status.phase, condition(status, "Healthy")) == ("Pending", ("True", "AsExpected"))
+    assert condition(status, "Ready") == ("False", "ContainerCreating")
+    story.plan(20, *story.pods())
+    assert condition(story.job.status, "Ready") == ("False", "Starting")
+    for at in (LIMIT + 10, LIMIT + 20):  # it is replaced while trainers start
+        story.plan(at, *story.pods(), rendezvous=store)
+        assert (story.job.status.phase, story.failure) == ("Starting", "")
+
+
+def test_a_refused_rendezvous_pod_counts_in_phase_and_deadline() -> None:
+    story = Story(TWO, pendingDeadlineSeconds=LIMIT)
+    for at in (10, LIMIT):
+        refused = CreateFailure("Pod", "job-rendezvous", "QuotaExceeded", "no", NOW + at + 5)
+        story.plan(at, *story.pods(), rendezvous=None, create_failures=(refused,))
+        assert story.job.status.phase == "Pending"
+        assert condition(story.job.status, "Ready") == ("False", "QuotaExceeded")
+    story.plan(LIMIT + 10, *story.pods(), rendezvous=None, create_failures=(refused,))
+    assert story.failure == "PendingDeadlineExceeded"
+
+
+def test_a_job_that_trains_is_ready_while_its_rendezvous_pod_cannot_start() -> None:
+    story = Story(TWO, pendingDeadlineSeconds=LIMIT)
+    store = rendezvous(story.job, **PENDING, waiting=f"ImagePullBackOff: {UNPULLED}")
+    for at in (10, LIMIT + 10):
+        story.plan(at, *story.pods(), rendezvous=store, progress=progress(-at))
+        assert (story.job.status.phase, story.failure) == ("Running", "")
+        assert condition(story.job.status, "Ready") == ("True", "Training")
+        assert condition(story.job.status, "Healthy") == ("False", "ImagePullBackOff")
+
+
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("what", FORGED)
 def test_a_forged_status_stops_no_plan_and_is_written_again(what: str) -> None:

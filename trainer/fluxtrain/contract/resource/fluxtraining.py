@@ -105,8 +105,8 @@ class Lifecycle(ApiModel):
     """Fail the job this long after it became active. As in a Kubernetes Job, that is at the start time, and
     again when the job is resumed; with Kueue, also when it is queued and admitted again."""
     pending_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Fail the job if no node of its first attempt has run this long after it became active, as for
-    ``activeDeadlineSeconds``; if unset, it waits forever."""
+    """Fail the job if no node of its first attempt has run, with the rendezvous pod, this long after it
+    became active, as for ``activeDeadlineSeconds``; if unset, it waits forever."""
     ttl_seconds_after_finished: Seconds | None = None
     """Delete the job this long after it has completed or failed; later if a job of the namespace that starts
     after it has not seen yet that it is complete, or that it has failed if that job waits for its end."""
