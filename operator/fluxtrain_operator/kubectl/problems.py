@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
@@ -14,6 +15,17 @@ _PATIENCE_SECONDS = 90.0
 _CREATING = ("ContainerCreating", "PodInitializing")
 _PULLING, _PULLED = "Pulling", "Pulled"
 _UNENDED = ("Pending", "Running")
+_CLAIM_REASONS = {
+    "ClaimUnbound": re.compile(
+        r"unbound immediate persistentvolumeclaim|persistentvolumeclaim .*bound to non-?existent"
+        r"|available persistent volumes to bind",
+        re.IGNORECASE,
+    ),
+    "ClaimNotFound": re.compile(
+        r'persistentvolumeclaim "[^"]*" (not found|is being deleted)', re.IGNORECASE
+    ),
+}
+"""What the scheduler says of pods whose claims keep them from all nodes."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,11 @@ class PodProblem:
     """For machines, in CamelCase."""
     message: str
     """For people; begins with what the pod does."""
+
+    @property
+    def is_passing(self) -> bool:
+        """Return whether the pod is about to run, as far as is known."""
+        return self.reason in (*_CREATING, _PULLING)
 
 
 def problem_of(
@@ -44,16 +61,39 @@ def problem_of(
         (c for c in conditions if (c.get("type"), c.get("status")) == unscheduled), None
     )
     if scheduled is not None:
-        reason = scheduled.get("reason", "Unschedulable")
-        text = (
-            "waits at a scheduling gate" if reason == "SchedulingGated" else "cannot be scheduled"
-        )
-        return PodProblem(name, reason, _joined(text, scheduled.get("message")))
+        return _scheduling(name, pod, scheduled)
     about = [event for event in events if _regards(event, name, pod["metadata"].get("uid"))]
     waiting = next(_waiting(status), None)
     if waiting is None:
         return None if status.get("containerStatuses") else _unstarted(name, pod, about)
     return _container_problem(name, waiting, about, now)
+
+
+def reason_of(reason: str, message: str) -> str:
+    """Return ``reason``, or a more exact one that the scheduler's ``message`` has: of a claim."""
+    if reason != "Unschedulable":
+        return reason
+    return next((name for name, text in _CLAIM_REASONS.items() if text.search(message)), reason)
+
+
+def _scheduling(name: str, pod: Mapping[str, Any], condition: Mapping[str, Any]) -> PodProblem:
+    """Return the problem of a pod that has no node; one of claims names all of them that the pod mounts."""
+    message = str(condition.get("message") or "")
+    reason = reason_of(str(condition.get("reason") or "Unschedulable"), message)
+    text = "waits at a scheduling gate" if reason == "SchedulingGated" else "cannot be scheduled"
+    text = _joined(text, message)
+    if reason == "ClaimUnbound":
+        text = f"{text} (it mounts {', '.join(_claims(name, pod)) or 'no claim'})"
+    return PodProblem(name, reason, text)
+
+
+def _claims(name: str, pod: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the claims that the pod mounts."""
+    for volume in (pod.get("spec") or {}).get("volumes") or ():
+        if claim := volume.get("persistentVolumeClaim"):
+            yield str(claim.get("claimName"))
+        elif "ephemeral" in volume:
+            yield f"{name}-{volume.get('name')}"
 
 
 def _deletion(pod: Mapping[str, Any], now: float) -> str:
@@ -248,6 +288,14 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "plugin's log show why the kubelet rejects the pod."
     ),
     "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
+    "ClaimNotFound": (
+        "Create the PersistentVolumeClaim that the message names in $namespace, or correct its name in "
+        "spec.storage or spec.podTemplate: `kubectl get pvc -n $namespace`."
+    ),
+    "ClaimUnbound": (
+        "`kubectl describe pvc -n $namespace` shows why the claim is not bound: its storage class must exist "
+        "and provision volumes, or a PersistentVolume must match it."
+    ),
     "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
     "NoReport": "If this lasts, check the node: `kubectl describe node`.",
     "ErrImagePull": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",

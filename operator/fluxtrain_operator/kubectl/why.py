@@ -14,7 +14,7 @@ from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import duration, seconds
 from fluxtrain_operator.base.node_health import HALF_LIFE_SECONDS, Fault, faults_of
 from fluxtrain_operator.kubectl.client import JobObjects, Kubectl, group_of, read_job
-from fluxtrain_operator.kubectl.problems import PodProblem, problem_of, remedy
+from fluxtrain_operator.kubectl.problems import PodProblem, problem_of, reason_of, remedy
 from fluxtrain_operator.planner.observed import Pod
 
 _ONGOING = ("Pending", "Starting", "Restarting", "Running")
@@ -55,7 +55,9 @@ def _health(facts: Facts, said: str) -> str:
     """Return the problem of a job that is about to train, unless it has been said."""
     healthy = facts.condition("Healthy")
     is_starting = facts.phase in ("Pending", "Starting", "Restarting")
-    if healthy["status"] != "False" or not is_starting or healthy["message"] in said:
+    message = healthy["message"].rstrip(".")
+    is_said = message in said or message.removeprefix(f"{names.rendezvous(facts.name)}: ") in said
+    if healthy["status"] != "False" or not is_starting or is_said:
         return ""
     return _sentence(f"{healthy['reason']}: {healthy['message']}")
 
@@ -347,10 +349,9 @@ def pods_waiting(facts: Facts) -> Finding | None:
     if not facts.problems:
         condition = facts.condition("Ready")
         message = "" if condition["message"].startswith("0 of") else condition["message"]
-        return Finding(
-            f"{count}; {message}" if message else count, _remedy(facts, condition["reason"])
-        )
-    first = facts.problems[0]
+        reason = reason_of(condition["reason"], condition["message"])
+        return Finding(f"{count}; {message}" if message else count, _remedy(facts, reason))
+    first = min(facts.problems, key=lambda problem: problem.is_passing)
     return Finding(f"{count}; {_problem(facts, first)}", _remedy(facts, first.reason, first.pod))
 
 
@@ -365,6 +366,10 @@ def starting(facts: Facts) -> Finding | None:
     if store is not None:
         text = f"{text}: they wait for the rendezvous, and {_problem(facts, store)}"
         return Finding(text, _remedy(facts, store.reason, store.pod))
+    ready = facts.condition("Ready")
+    if facts.phase == "Pending" and ready["message"]:
+        text = f"{text}: they wait for the rendezvous; {ready['message']}"
+        return Finding(text, _remedy(facts, ready["reason"]))
     if facts.condition("Progressing")["reason"] in _NO_ANSWER:
         return Finding(
             f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")

@@ -36,6 +36,9 @@ SLOW = Straggler(rank=9, pod="uid-job-1", cause="compute", slowdown=1.4)
 QUEUED = {"scheduling": {"queueName": "team-a"}}
 NO_GPU = "0/8 nodes are available: 8 Insufficient amd.com/gpu."
 NOT_FOUND = "rpc error: code = NotFound desc = trainer:2: not found"
+NO_CLAIM = '0/8 nodes are available: persistentvolumeclaim "data" not found.'
+UNBOUND = "0/8 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+NO_QUOTA = CreateFailure("Pod", "job-rendezvous", "QuotaExceeded", "exceeded quota: small")
 FOREIGN = {"metadata": {"name": "job-0", "namespace": "team"}}
 WORKLOAD = {
     "status": {
@@ -78,6 +81,11 @@ def restarted_soon() -> JobObjects:
 def refused(reason: str, message: str) -> JobObjects:
     failure = CreateFailure("Pod", "job-0", reason, message, retry_time=math.inf)
     return state_of(create_failures=(failure,))
+
+
+def mounting(claim: str, pod: Manifest) -> Manifest:
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": claim}}
+    return {**pod, "spec": {**pod["spec"], "volumes": [volume]}}
 
 
 def gated(*gates: str, spec: Manifest | None = None) -> tuple[Manifest, ...]:
@@ -254,6 +262,22 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         state_of(*(unscheduled(n, "Unschedulable", NO_GPU) for n in range(2))),
         ("0 of at least 2 nodes are up", "job-0 (and 1 more like it) cannot be scheduled"),
     ),
+    "claim_missing": (
+        state_of(running(0), unscheduled(1, "Unschedulable", NO_CLAIM)),
+        ('available: persistentvolumeclaim "data" not found', "Create the Persistent"),
+    ),
+    "claim_missing_and_pods_not_read": (
+        replace(
+            state_of(running(0), unscheduled(1, "Unschedulable", NO_CLAIM)),
+            pods=(),
+            unread=("pods (forbidden: user bob)",),
+        ),
+        ('persistentvolumeclaim "data" not found', "Create the Persistent"),
+    ),
+    "claim_unbound": (
+        state_of(running(0), mounting("data", unscheduled(1, "Unschedulable", UNBOUND))),
+        (f"{UNBOUND} (it mounts data)", "kubectl describe pvc -n team", "storage class"),
+    ),
     "no_scheduler": (
         state_of(make_pod(0) | {"spec": {}}, make_pod(1) | {"spec": {}}),
         ("has not been processed by a scheduler yet", "is not running"),
@@ -317,6 +341,18 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
     "starting_without_rendezvous": (
         state_of(*STARTED, waiting(0, "ImagePullBackOff", NOT_FOUND, names.RENDEZVOUS)),
         ("they wait for the rendezvous, and job-rendezvous cannot start container", "spec.image"),
+    ),
+    "rendezvous_image_cannot_be_pulled_while_trainers_are_created": (
+        state_of(
+            waiting(0, "ContainerCreating"),
+            waiting(1, "ContainerCreating"),
+            waiting(0, "ErrImagePull", NOT_FOUND, names.RENDEZVOUS),
+        ),
+        ("0 of at least 2 nodes are up; job-rendezvous cannot start container", "spec.image"),
+    ),
+    "rendezvous_refused": (
+        state_of(*STARTED, create_failures=(NO_QUOTA,)),
+        ("wait for the rendezvous; exceeded quota: small", "kubectl describe quota -n team"),
     ),
     "trainers_do_not_answer": (
         state_of(*RUNNING),
@@ -395,6 +431,11 @@ def test_each_state_is_explained(state: str) -> None:
     assert said.startswith("team/job")
     assert "\n" not in said
     assert ".." not in said.replace("...", "")
+
+
+def test_a_problem_of_the_rendezvous_pod_is_said_once() -> None:
+    said = explanation(STATES["starting_without_rendezvous"][0], NOW)
+    assert said.count(NOT_FOUND) == 1
 
 
 def test_restarts_and_the_last_error_are_told() -> None:
