@@ -8,10 +8,12 @@ import time
 from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
+from itertools import pairwise
 from typing import Any
 
 from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import Condition, Status, preserve_unknown_fields
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.names import Key, mapping
@@ -147,16 +149,21 @@ class Executor:
             self.cache.update_pod(key, remaining)
 
     async def _create_pods(self, job: Job, pods: list[Manifest], state: JobState) -> None:
-        """Create ``pods`` in batches; after a rejection the others are not tried."""
-        for start in range(0, len(pods), _POD_BATCH):
-            batch = pods[start : start + _POD_BATCH]
+        """Create ``pods`` in batches; after a rejection the others are not tried.
+
+        A rendezvous pod is a batch of its own: without it, training pods would hold GPUs in vain.
+        """
+        first = sum(names.is_rendezvous(job.name, pod["metadata"]["name"]) for pod in pods[:1])
+        ends = [*range(first, len(pods), _POD_BATCH), len(pods)]
+        for start, end in pairwise([0, *ends]):
+            batch = pods[start:end]
             await _gather(self._ensure_pod(job, pod, state) for pod in batch)
             create_failures = (state.create_failures.get(_name(pod)) for pod in batch)
             rejection = next(
                 (o for o in create_failures if o is not None and not o.is_name_conflict), None
             )
             if rejection is not None:
-                rest = pods[start + _POD_BATCH :]
+                rest = pods[end:]
                 state.create_failures |= {_name(pod): rejection.for_object(pod) for pod in rest}
                 return
 

@@ -14,11 +14,13 @@ import pytest
 from tests.operator.jobs import KEY, OWNER, make_training
 
 from fluxtrain_operator.base import names
+from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.controller.api_client import resource_of
 from fluxtrain_operator.controller.cache import Applied, AppliedObjects, Cache
 from fluxtrain_operator.controller.executor import _POD_SLOTS, Executor, JobState
-from fluxtrain_operator.planner.plan import load
+from fluxtrain_operator.planner.observed import Observed
+from fluxtrain_operator.planner.plan import load, plan
 
 
 class SlowStore:
@@ -63,6 +65,40 @@ def test_the_jobs_of_a_namespace_share_its_slots() -> None:
     asyncio.run(main())
     assert store.created == {"busy": 200, "quiet": 40}
     assert store.most == {"busy": _POD_SLOTS, "quiet": _POD_SLOTS}
+
+
+class Refusing(SlowStore):
+    """An API server whose quota refuses all pods with a word in their names."""
+
+    refused = "-rendezvous"
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        if self.refused in manifest["metadata"]["name"]:
+            raise ApiError(403, "create", server_message="exceeded quota: small")
+        return await super().create(manifest)
+
+
+@pytest.mark.parametrize(("refused", "num_created"), [("-rendezvous", 0), ("job-2", 16), ("-", 0)])
+def test_no_training_pod_is_created_while_the_rendezvous_pod_is_refused(
+    refused: str, num_created: int
+) -> None:
+    manifest, store = make_training({"nodes": {"min": 20, "max": 20}}), Refusing()
+    store.refused = refused
+    job = load(manifest, "trainer:1")
+    result = plan(job, Observed(), 0.0)
+    pods = [created for created in result.create if created["kind"] == "Pod"]
+    assert names.is_rendezvous(job.name, pods[0]["metadata"]["name"])
+    state = JobState(job.uid)
+    asyncio.run(Executor(Cache(), store)._create_pods(job, pods, state))  # type: ignore[arg-type]
+    assert store.created.total() == num_created
+    reasons = {failure.reason for failure in state.create_failures.values()}
+    assert reasons == {"QuotaExceeded"}
+    assert len(state.create_failures) == len(pods) - num_created
+    failures = tuple(state.create_failures.values())
+    retry = min(failure.retry_time for failure in failures)
+    for now, num_tried in ((retry - 0.1, 0), (retry, len(pods))):
+        again = plan(job, Observed(create_failures=failures), now).create
+        assert sum(created["kind"] == "Pod" for created in again) == num_tried
 
 
 SERVICE = ("v1", "Service")
