@@ -647,3 +647,26 @@ def test_all_pending_pods_of_a_failed_job_are_deleted(tenants: Tenants) -> None:
     for number in range(5):
         tenants.wait(f"late-{number}", "Failed", "DeadlineExceeded")
         tenants.wait_for_pods(f"late-{number}", 0, seconds=30)
+
+
+def test_a_rendezvous_pod_meets_a_quota_on_limits_and_a_limit_range(tenants: Tenants) -> None:
+    hard = {"limits.cpu": "8", "limits.memory": "16Gi"}
+    tenants.create("ResourceQuota", "limits", spec={"hard": hard})
+    status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+    tenants.patch("quota", "limits", status, "--subresource=status")  # as its controller would
+    bounds = {"type": "Container", "max": {"memory": "1Gi"}, "min": {"cpu": "100m"}}
+    tenants.create("LimitRange", "bounds", spec={"limits": [bounds]})
+    own = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    tenants.apply("bound", resources=own)
+    message = tenants.wait("bound", "Admitted", "PodsRefused")
+    assert "bound-rendezvous" in message
+    assert tenants.pods("bound") == []
+    rendezvous = {"requests": {"cpu": "100m"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+    tenants.apply("bound", resources={**own, "rendezvous": rendezvous})
+    tenants.wait_for_pods("bound", 2)
+    (container,) = tenants.get("pod", "bound-rendezvous")["spec"]["containers"]
+    assert container["resources"] == {**rendezvous, "requests": {"cpu": "100m", "memory": "256Mi"}}
+    assert tenants.status("bound")["restarts"]["pod"] == 0
+    tenants.kubectl("delete", "ft", "bound", IN)
+    tenants.kubectl("delete", "quota/limits", "limitrange/bounds", IN)
+    clear(tenants)

@@ -53,7 +53,8 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             'imagePullSecrets=["pull"]',
             'podDefaults={"supplementalGroups":[44,109,1000600000],"imagePullSecrets":["pull"],'
             '"nodeSelector":{"pool":"training"},"env":[{"name":"NCCL_IB_GID_INDEX","value":"3"}],'
-            '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}]}',
+            '"tolerations":[{"key":"amd.com/gpu","operator":"Exists"}],'
+            '"rendezvous":{"resources":{"requests":{"cpu":"100m"},"limits":{"cpu":"1","memory":"1Gi"}}}}',
             "disruptionPercent=25",
             'network={"egress":"restricted","egressTo":[{"ipBlock":{"cidr":"10.20.0.0/16"},"ports":[443]}]}',
             'nodeHealth={"nodes":{"conditions":["KernelReady=False"]},"gpus":{"labels":["gpu.*.bad"]},'
@@ -341,6 +342,7 @@ BAD_VALUES = [  # one of each field at a time, as Helm reports them together
         'image.digest="sha256:1"',
         *('podMonitor.interval="15"', "resources.claims=[]"),
         "podDefaults.supplementalGroups=[2147483648]",
+        'podDefaults.rendezvous.resources.limits.cpu="one"',
     ],
     [
         'podDefaults.labels={"a":"b"}',

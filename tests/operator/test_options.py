@@ -113,6 +113,11 @@ NETWORK = "FLUXTRAIN_NETWORK"
             "podDefaults.tolerations[0].effect",
         ),
         (DEFAULTS, {"tolerations": [{"value": "a"}]}, "podDefaults.tolerations[0].operator"),
+        (
+            DEFAULTS,
+            {"rendezvous": {"resources": {"limits": {"cpu": "one"}}}},
+            "podDefaults.rendezvous.resources.limits.cpu",
+        ),
         (DEFAULTS, {"nodeSelector": {"a": "b c"}}, "podDefaults.nodeSelector.a"),
         (DEFAULTS, {"env": [{"name": "PET_NNODES", "value": "1"}]}, "podDefaults.env[0].name"),
         (DEFAULTS, {"env": [{"name": "A", "value": "1"}] * 2}, "podDefaults.env: got"),

@@ -19,7 +19,7 @@ from fluxtrain.contract.model_base import (
     validate,
 )
 from fluxtrain.contract.resource.fluxtraining import EnvironmentVariable, Toleration
-from fluxtrain.contract.resource.pod_template import UNIQUE_VARIABLES
+from fluxtrain.contract.resource.pod_template import UNIQUE_VARIABLES, RendezvousResources
 from fluxtrain.errors import ConfigError
 
 Pattern = Annotated[
@@ -105,6 +105,13 @@ def parse_job_policy(text: str) -> JobPolicy:
 GroupId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the limit of Kubernetes
 
 
+class RendezvousDefaults(ApiModel):
+    """Defaults of the rendezvous pods of all jobs."""
+
+    resources: RendezvousResources = RendezvousResources()
+    """CPU and memory, which ``spec.resources.rendezvous`` overrides; a change affects every new pod."""
+
+
 class PodDefaults(ApiModel):
     """Defaults of the pods of all jobs. They are not hashed: a change affects new pods only."""
 
@@ -115,13 +122,15 @@ class PodDefaults(ApiModel):
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = []
     """Tolerations of all pods, in addition to the job's."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = {}
-    """Labels that the nodes of training pods must have."""
+    """Labels that the nodes of all pods must have."""
     env: Annotated[list[EnvironmentVariable], Field(max_length=64)] = []
     """Environment variables of the training container."""
     supplemental_groups: Annotated[list[GroupId], Field(max_length=64)] = []
     """Groups of training pods with GPUs: those of the nodes' device files."""
     flush_caches: bool = False
     """Whether pods of MLPerf's closed division empty their nodes' page caches, in a privileged container."""
+    rendezvous: RendezvousDefaults = RendezvousDefaults()
+    """Of the rendezvous pods."""
 
 
 NO_DEFAULTS = PodDefaults()

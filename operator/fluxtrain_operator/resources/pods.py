@@ -33,6 +33,7 @@ from fluxtrain_operator.resources.volumes import (
     key_mount,
     key_volume,
     mounts,
+    rendezvous_resources_of,
     resources_of,
     volumes,
 )
@@ -116,6 +117,7 @@ def _rendezvous_pod(job: Job) -> Manifest:
             "securityContext": _POD_SECURITY,
             "affinity": rendezvous_affinity(job),
             "tolerations": tolerations_of(job),
+            "nodeSelector": node_selector_of(job),
             "imagePullSecrets": _pull_secrets(job),
             "containers": [_rendezvous(job)],
             "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume(job)],
@@ -165,7 +167,7 @@ def _rendezvous(job: Job) -> Manifest:
         ],
         "env": [{"name": "HOME", "value": SCRATCH_PATH}],
         "ports": [{"name": "rendezvous", "containerPort": RENDEZVOUS_PORT, "protocol": "TCP"}],
-        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": rendezvous_resources_of(job),
         "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH_PATH}, key_mount()],
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -251,6 +253,7 @@ def rendezvous_pod(
 ) -> Manifest:
     """Return the rendezvous pod; ``revision`` is by default the spec's, ``name`` its host name.
 
+    Its resources are not those of the revision: changed defaults help a job whose pod a quota refuses.
     ``ended`` is an attempt and a generation: agents of that and those before it restart their trainers.
     ``places`` are those of nodes, by which it orders ranks.
     """
@@ -261,7 +264,9 @@ def rendezvous_pod(
     if ended > (0, 0):
         values[ENDED_ARGUMENT] = f"{ended[0]}:{ended[1]}"
         pod["metadata"]["annotations"][names.ANNOTATION_ENDED] = values[ENDED_ARGUMENT]
-    pod["spec"]["containers"] = [_with_arguments(c, values) for c in pod["spec"]["containers"]]
+    changes = {"resources": rendezvous_resources_of(job)}
+    containers = (_with_arguments(c, values, changes) for c in pod["spec"]["containers"])
+    pod["spec"]["containers"] = [*containers]
     return pod
 
 
@@ -308,11 +313,11 @@ def _with_config(volume: Manifest, revision: Revision) -> Manifest:
     return {**volume, "configMap": {"name": revision.name}}
 
 
-def _with_arguments(container: Manifest, values: Mapping[str, str]) -> Manifest:
-    """Return the rendezvous container with ``values`` of those arguments that it has; others unchanged."""
+def _with_arguments(container: Manifest, values: Mapping[str, str], changes: Manifest) -> Manifest:
+    """Return the rendezvous container with ``changes`` and ``values`` of those arguments that it has."""
     if container["name"] != names.RENDEZVOUS:
         return container
-    return {**container, "args": [a + values.get(a, "") for a in container["args"]]}
+    return {**container, **changes, "args": [a + values.get(a, "") for a in container["args"]]}
 
 
 def _nodes(job: Job) -> str:

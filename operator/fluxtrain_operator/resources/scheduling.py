@@ -268,7 +268,7 @@ def queueing_of(job: Job) -> Queueing:
 
 
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def trainer_affinity(job: Job) -> Manifest:
@@ -282,7 +282,7 @@ def trainer_affinity(job: Job) -> Manifest:
         affinity |= _preferred(50, pods, scheduling.topology)
     if scheduling.required_topology is not None:
         term = _term(pods, scheduling.required_topology)
-        affinity[_REQUIRED] = [term]
+        affinity[REQUIRED] = [term]
     result = rendezvous_affinity(job)
     return {**result, "podAffinity": affinity} if affinity else result
 
@@ -312,7 +312,7 @@ def tolerations_of(job: Job) -> list[Manifest]:
 
 
 def node_selector_of(job: Job) -> dict[str, str]:
-    """Return the node selector of the training pods; the job's values win over ``podDefaults``."""
+    """Return the node selector of the job's pods; the job's values win over ``podDefaults``."""
     return {**job.pod_defaults.node_selector, **job.spec.scheduling.node_selector}
 
 
@@ -327,12 +327,12 @@ def _term(labels: dict[str, str], topology: str) -> Manifest:
 
 def _exclude(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:
     """Return a node ``affinity`` that excludes ``nodes`` in each of its terms, any of which may hold."""
-    required = affinity.get(_REQUIRED) or {}
+    required = affinity.get(REQUIRED) or {}
     terms = [
         {**term, "matchExpressions": [*(term.get("matchExpressions") or []), _others(nodes)]}
         for term in required.get("nodeSelectorTerms") or [{}]
     ]
-    return {**affinity, _REQUIRED: {**required, "nodeSelectorTerms": terms}}
+    return {**affinity, REQUIRED: {**required, "nodeSelectorTerms": terms}}
 
 
 def _avoid(affinity: Manifest, nodes: tuple[str, ...]) -> Manifest:

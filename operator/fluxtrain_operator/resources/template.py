@@ -8,6 +8,7 @@ from typing import Any
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import TemplateError
 from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.resources.scheduling import REQUIRED
 
 _AT = "spec.podTemplate"
 _MERGE_KEYS = {  # as in a strategic merge patch; other lists are replaced
@@ -24,9 +25,10 @@ _KINDS: dict[type, str] = {dict: "a mapping", list: "a list", str: "text", int: 
 _UNIONS = ("env", "volumes")
 """Lists whose items have one of several sources: another source replaces the item."""
 _APPENDED = ("envFrom", "tolerations", "schedulingGates", "topologySpreadConstraints")
-_RENDEZVOUS_SPEC = (  # also for the rendezvous pod; not what sizes or places training pods
+_RENDEZVOUS_SPEC = (  # also for the rendezvous pod; not what sizes or spreads training pods
     "volumes", "imagePullSecrets", "securityContext", "serviceAccountName", "runtimeClassName",
-    "tolerations", "dnsConfig", "dnsPolicy", "hostAliases",
+    "nodeSelector", "tolerations", "priorityClassName", "preemptionPolicy", "os", "dnsConfig", "dnsPolicy",
+    "hostAliases",
 )  # fmt: skip
 _TRAINER_VOLUMES = ("shm", "snapshots", "tmp")
 """Volumes that are not merged into the rendezvous pod: a claim could bind it to a training node."""
@@ -70,6 +72,7 @@ def merge_into_rendezvous(
     spec = template.get("spec", {})
     left_out = _OF_THE_IMAGE if uses_own_image else ()
     shared = {key: spec[key] for key in _RENDEZVOUS_SPEC if key in spec and key not in left_out}
+    shared |= _required_nodes(spec.get("affinity"))
     if "volumes" in shared:
         shared["volumes"] = [v for v in shared["volumes"] if v["name"] not in _TRAINER_VOLUMES]
     trainers = (c for c in spec.get("containers", []) if c["name"] == names.TRAINER)
@@ -80,6 +83,13 @@ def merge_into_rendezvous(
     shared["containers"] = [{"name": names.RENDEZVOUS, **container}]
     metadata = {key: value for key, value in template.items() if key == "metadata"}
     return _without_empty(_merge(pod, {**metadata, "spec": shared}, _AT))
+
+
+def _required_nodes(affinity: Any) -> Manifest:
+    """Return the part of a training pod's ``affinity`` that says on which nodes it can run."""
+    of_nodes = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
+    required = of_nodes.get(REQUIRED) if isinstance(of_nodes, Mapping) else None
+    return {"affinity": {"nodeAffinity": {REQUIRED: required}}} if required else {}
 
 
 def _remove_secrets(spec: Manifest, container: Manifest) -> None:

@@ -22,6 +22,7 @@ from fluxtrain.contract.resource.pod_template import (
     FLUSHED_VOLUME,
     KEY_VOLUME,
     Amounts,
+    RendezvousResources,
     Volume,
     amount,
 )
@@ -128,6 +129,32 @@ def resources_of(job: Job) -> Manifest:
     claims = [{"name": GPU_CLAIM}] if job.spec.gpu_claim_template else []
     named = {name: quantities for name, quantities in result.items() if quantities}
     return named | ({"claims": claims} if claims else {})
+
+
+_RENDEZVOUS = RendezvousResources(
+    requests=Amounts(cpu="50m", memory="256Mi"), limits=Amounts(memory="2Gi")
+)
+
+
+def rendezvous_resources_of(job: Job) -> Manifest:
+    """Return the requests and limits of the rendezvous container.
+
+    The job's amounts win over ``podDefaults``, and those over ours. An amount that is not overridden gives
+    way: a request is at most the limit, and a limit at least the request.
+    """
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    for given in (
+        _RENDEZVOUS,
+        job.pod_defaults.rendezvous.resources,
+        job.spec.resources.rendezvous,
+    ):
+        requested, limited = _written(given.requests), _written(given.limits)
+        requests, limits = {**requests, **requested}, {**limits, **limited}
+        for name in limits.keys() & requests.keys():
+            if amount(requests[name]) > amount(limits[name]):
+                requests[name] = limits[name] = (requested if name in requested else limited)[name]
+    return {"requests": requests, "limits": limits}
 
 
 def gpu_claims(job: Job) -> list[Manifest]:

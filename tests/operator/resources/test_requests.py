@@ -9,9 +9,11 @@ import pytest
 from tests.operator.jobs import make_job
 
 from fluxtrain.contract.resource.pod_template import amount
+from fluxtrain.errors import ConfigError
 from fluxtrain_operator.base import names
+from fluxtrain_operator.base.settings import PodDefaults
 from fluxtrain_operator.planner.plan import load
-from fluxtrain_operator.resources.pods import pod_templates
+from fluxtrain_operator.resources.pods import pod_templates, rendezvous_pod
 from fluxtrain_operator.resources.volumes import resources_of, volumes
 
 GPU = {"amd.com/gpu": "8"}
@@ -52,6 +54,49 @@ def test_requests_and_limits(
     gpus: int, given: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
 ) -> None:
     assert resources(gpus, **given) == (requests, limits)
+
+
+OURS = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+QUOTA = {"requests": {"cpu": "100m"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+CPU_60M = {"cpu": "60m", "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "own", "requests", "limits"),
+    [
+        ({}, {}, OURS["requests"], OURS["limits"]),
+        (QUOTA, {}, {"cpu": "100m", "memory": "256Mi"}, QUOTA["limits"]),
+        ({}, QUOTA, {"cpu": "100m", "memory": "256Mi"}, QUOTA["limits"]),
+        ({}, {"limits": {"memory": "128Mi"}}, {"cpu": "50m", "memory": "128Mi"}, {"memory": "128Mi"}),
+        (QUOTA, {"limits": {"cpu": "60m"}}, {"cpu": "60m", "memory": "256Mi"}, CPU_60M),
+        ({}, {"requests": {"memory": "4Gi"}}, {"cpu": "50m", "memory": "4Gi"}, {"memory": "4Gi"}),
+        ({}, {"requests": {"cpu": "0", "memory": "0"}}, {"cpu": "0", "memory": "0"}, OURS["limits"]),
+    ],
+)  # fmt: skip
+def test_the_rendezvous_pod_has_the_amounts_of_the_job_else_of_the_operator(
+    defaults: dict[str, Any], own: dict[str, Any], requests: dict[str, str], limits: dict[str, str]
+) -> None:
+    spec = {"run": {"preset": "micro"}, "gpusPerNode": 8, "resources": {"rendezvous": own}}
+    settings = PodDefaults.model_validate({"rendezvous": {"resources": defaults}})
+    job = load({**make_job(), "spec": spec}, "trainer:1", pod_defaults=settings)
+    (container,) = rendezvous_pod(job)["spec"]["containers"]
+    assert container["resources"] == {"requests": requests, "limits": limits}
+
+
+def test_a_changed_default_reaches_the_rendezvous_pod_of_a_stored_revision() -> None:
+    manifest = {**make_job(), "spec": {"run": {"preset": "micro"}}}
+    settings = PodDefaults.model_validate({"rendezvous": {"resources": QUOTA}})
+    before, after = load(manifest, "trainer:1"), load(manifest, "trainer:1", pod_defaults=settings)
+    pod = rendezvous_pod(after, revision=before.spec_revision)
+    assert pod["spec"]["containers"][0]["resources"]["limits"] == QUOTA["limits"]
+
+
+def test_a_request_of_the_rendezvous_pod_above_its_limit_is_refused_with_the_path() -> None:
+    own = {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}
+    spec = {"run": {"preset": "micro"}, "resources": {"rendezvous": own}}
+    with pytest.raises(ConfigError) as caught:
+        load({**make_job(), "spec": spec}, "trainer:1")
+    assert caught.value.path == "spec.resources.rendezvous.requests.memory"
 
 
 def test_gpus_of_a_resource_claim_are_no_extended_resource() -> None:

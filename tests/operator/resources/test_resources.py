@@ -26,6 +26,7 @@ from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, desired, key_secret, rendezvous_pod, training_pod
+from fluxtrain_operator.resources.scheduling import REQUIRED
 
 GOLDEN = Path(__file__).parent / "golden"
 COMPLETE = (BASE, "mlperf-schnell")
@@ -282,6 +283,25 @@ def test_a_template_with_wrong_types_or_directives_is_rejected_with_the_path(
     with pytest.raises(ConfigError) as caught:
         make_job(podTemplate={"spec": template})
     assert caught.value.path == f"spec.podTemplate.spec.{path}"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_rendezvous_pod_runs_where_training_pods_can(name: str) -> None:
+    job = load_job(VARIANTS[name])
+    pods = [rendezvous_pod(job, ("bad",)), training_pod(job, Slot(0, excluded_nodes=("bad",)))]
+    places = [
+        {
+            "required": pod["spec"]["affinity"]["nodeAffinity"][REQUIRED],
+            **{
+                key: pod["spec"].get(key)
+                for key in ("nodeSelector", "priorityClassName", "tolerations")
+            },
+        }
+        for pod in pods
+    ]
+    assert places[0] == places[1]
+    assert "resourceClaims" not in pods[0]["spec"]
+    assert "amd.com/gpu" not in json.dumps(trainer(pods[0])["resources"])
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -107,6 +107,7 @@ _POD_DEFAULTS = {
     ],
     "supplementalGroups": [44, 109],
 }
+_TENANT_POOL = {"key": "pool", "operator": "In", "values": ["a", "shared"]}
 _SECRET = {"valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 _PLACE = {"volumeMounts": [{"name": "site", "mountPath": "/site", "readOnly": True}]}
 
@@ -208,6 +209,34 @@ VARIANTS: dict[str, Variant] = {
         like="mlperf-schnell",
     ),
     "pod-defaults-without-gpus": Variant({}, pod_defaults=_POD_DEFAULTS),
+    "rendezvous-place": Variant(
+        {
+            "gpusPerNode": 8,
+            "resources": {"rendezvous": {"limits": {"cpu": "500m", "memory": "1Gi"}}},
+            "scheduling": {
+                "nodeSelector": {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}
+            },
+            "podTemplate": {
+                "spec": {
+                    "nodeSelector": {"tenant": "a"},
+                    "priorityClassName": "system-cluster-critical",
+                    "schedulerName": "own",
+                    "affinity": {
+                        "nodeAffinity": {
+                            "requiredDuringSchedulingIgnoredDuringExecution": {
+                                "nodeSelectorTerms": [{"matchExpressions": [_TENANT_POOL]}]
+                            },
+                            "preferredDuringSchedulingIgnoredDuringExecution": [
+                                {"weight": 1, "preference": {"matchExpressions": [_TENANT_POOL]}}
+                            ],
+                        }
+                    },
+                }
+            },
+        },
+        pod_defaults={"rendezvous": {"resources": {"requests": {"cpu": "100m"}}}},
+        like="gpus",
+    ),
     "pod-defaults-overridden": Variant(
         {
             "gpusPerNode": 8,

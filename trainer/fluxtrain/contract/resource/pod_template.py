@@ -21,7 +21,7 @@ from fluxtrain.contract.model_base import (
     Subdomain,
 )
 
-# spec.resources: CPU and memory of the training container, and the size of its shared memory.
+# spec.resources: CPU and memory of both containers, and the size of the training pods' shared memory.
 
 
 _SUFFIXES = {
@@ -57,9 +57,20 @@ def _at_most_the_limit(name: str) -> Rule:
     )
 
 
-def _fits(resources: Resources, name: str) -> bool:
+def _fits(resources: Resources | RendezvousResources, name: str) -> bool:
     request, limit = getattr(resources.requests, name), getattr(resources.limits, name)
     return request is None or limit is None or amount(request) <= amount(limit)
+
+
+class RendezvousResources(ApiModel):
+    """CPU and memory of the rendezvous container."""
+
+    rules: ClassVar = (_at_most_the_limit("cpu"), _at_most_the_limit("memory"))
+
+    requests: Amounts = Amounts()
+    """Requests; unset ones are 50m CPU and 256Mi, at most the limit; "0" requests nothing."""
+    limits: Amounts = Amounts()
+    """Limits; unset ones are 2Gi of memory, at least the request, and no limit of CPU."""
 
 
 class Resources(ApiModel):
@@ -74,6 +85,8 @@ class Resources(ApiModel):
     """Limits; unset ones are unlimited. Shared memory and snapshots in memory count as memory."""
     shared_memory: Quantity | None = None
     """Maximum size of /dev/shm; if unset, computed from the batches that the data loaders keep in it."""
+    rendezvous: RendezvousResources = RendezvousResources()
+    """Those of the rendezvous container; unset ones are the chart's podDefaults.rendezvous.resources."""
 
 
 _PART = "[A-Za-z0-9][A-Za-z0-9._-]*"
