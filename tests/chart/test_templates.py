@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.chart.objects import CHART, Manifest, Program, Template, by_kind, one
+from tests.chart.objects import CHART, MONITORING, Manifest, Program, Template, by_kind, one
 from tests.kubernetes_schemas import require_valid
 from tests.paths import ROOT
 
@@ -19,7 +19,6 @@ from fluxtrain_operator.base.settings import NO_DEFAULTS, NetworkRules, Peer, Po
 from fluxtrain_operator.options import parse
 
 GOLDEN = Path(__file__).parent / "golden"
-MONITORING = ("monitoring.coreos.com/v1",)
 NEVER = tuple(
     f"{kind}.enabled=false"
     for kind in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboards")
@@ -27,6 +26,7 @@ NEVER = tuple(
 
 FILES = ("CustomResourceDefinition", "PrometheusRule", "ValidatingAdmissionPolicy")
 """Kinds of the objects that hold a generated or tested file."""
+PROFILES = ("openshift", "gke-autopilot", "eks")
 VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "namespaces": (
@@ -61,6 +61,17 @@ VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             '"ignored":["FrequentKubeletRestart"]}',
             'nodeSelector={"kubernetes.io/os":"linux"}',
             'tolerations=[{"key":"system","operator":"Exists"}]',
+            'podLabels={"team":"ml"}',
+            'podAnnotations={"example.com/cost":"ml"}',
+            'serviceAccount.annotations={"eks.amazonaws.com/role-arn":"arn:aws:iam::1:role/a"}',
+            'extraEnv=[{"name":"HTTPS_PROXY","value":"http://proxy:3128"}]',
+            'extraVolumes=[{"name":"ca","configMap":{"name":"ca"}}]',
+            'extraVolumeMounts=[{"name":"ca","mountPath":"/ca","readOnly":true}]',
+            'podSecurityContext={"runAsNonRoot":true,"seccompProfile":{"type":"RuntimeDefault"}}',
+            "securityContext=null",
+            "podDefaults.securityContext=null",
+            'topologySpreadConstraints=[{"maxSkew":1,"topologyKey":"topology.kubernetes.io/zone",'
+            '"whenUnsatisfiable":"ScheduleAnyway"}]',
             'priorityClassName="system-cluster-critical"',
             'podMonitor.labels={"release":"prometheus"}',
             "crds.install=false",
@@ -81,10 +92,13 @@ def is_file(manifest: Manifest) -> bool:
     return dashboard or manifest["kind"] in FILES
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [*VARIANTS, *PROFILES])
 def test_the_chart_renders_as_its_golden(variant: str, template: Template) -> None:
-    values, apis = VARIANTS[variant]
-    rendered = [m for m in template(*values, apis=apis) if not is_file(m)]
+    values, apis = VARIANTS.get(variant, ((), ()))
+    profile = variant if variant in PROFILES else ""
+    rendered = [m for m in template(*values, apis=apis, profile=profile) if not is_file(m)]
+    if profile:  # a profile changes these alone
+        rendered = [m for m in rendered if m["kind"] in ("Deployment", "Pod", "ServiceAccount")]
     text = yaml.safe_dump_all(sorted(rendered, key=key), sort_keys=False, width=110)
     golden = GOLDEN / f"{variant}.yaml"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -272,7 +286,8 @@ def test_the_schema_of_the_pod_defaults_has_the_fields_that_the_operator_reads()
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())["properties"]["podDefaults"]
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())["podDefaults"]
     fields = set(PodDefaults.attributes())
-    assert set(schema["properties"]) == set(defaults) == fields
+    unset = {"securityContext"}  # null is a value of it: Helm drops null where there is a default
+    assert set(schema["properties"]) == set(defaults) | unset == fields
     toleration = schema["properties"]["tolerations"]["items"]["properties"]
     assert set(toleration) == set(Toleration.attributes())
 

@@ -1,4 +1,30 @@
 {{/*
+Every template begins with this: values that are missing, as those of an earlier chart are with --reuse-values, or null
+get their defaults of files/defaults.yaml. Mappings whose keys people choose are left as they are.
+*/}}
+{{- define "fluxtrain.defaults" -}}
+{{- $values := deepCopy .Values }}
+{{- include "fluxtrain.fill" (dict "values" $values "defaults" (include "fluxtrain.file" (dict "root" . "name" "defaults.yaml") | fromYaml)) }}
+{{- $_ := set . "Values" $values }}
+{{- end }}
+
+{{- define "fluxtrain.fill" -}}
+{{- $values := .values }}
+{{- range $name, $default := .defaults }}
+{{- if kindIs "invalid" (index $values $name) }}
+{{- $_ := set $values $name $default }}
+{{- else if and (kindIs "map" $default) (not (has $name (list "annotations" "labels" "resources"))) }}
+{{- include "fluxtrain.fill" (dict "values" (index $values $name) "defaults" $default) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A file of the chart, which must be there: Git, GitOps tools and archives lose files without an error. */}}
+{{- define "fluxtrain.file" -}}
+{{- .root.Files.Get (print "files/" .name) | required (printf "files/%s of the chart is missing or empty: take the whole chart" .name) }}
+{{- end }}
+
+{{/*
 Namespaced objects are called like the chart, whatever the release is called: the operator is one per
 namespace, as its Lease is, and a second release there is refused rather than left waiting for ever.
 Objects of the cluster carry the namespace in their name.
@@ -32,13 +58,13 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-The values of podDefaults that are set, as JSON; empty if there are none. Kubernetes would replace a reference
-such as $(POD_NAME) in the operator's pod already.
+The values of podDefaults that are set, as JSON; empty if there are none. Null is a value, of securityContext.
+Kubernetes would replace a reference such as $(POD_NAME) in the operator's pod already.
 */}}
 {{- define "fluxtrain.podDefaults" -}}
 {{- $set := dict }}
 {{- range $name, $value := .Values.podDefaults }}
-{{- if $value }}{{ $_ := set $set $name $value }}{{ end }}
+{{- if or $value (kindIs "invalid" $value) }}{{ $_ := set $set $name $value }}{{ end }}
 {{- end }}
 {{- if $set }}{{ toJson $set | replace "$(" "$$(" }}{{ end }}
 {{- end }}
@@ -64,6 +90,31 @@ such as $(POD_NAME) in the operator's pod already.
 {{- else if $value }}{{ $_ := set $set $name $value }}{{ end }}
 {{- end }}
 {{- if $set }}{{ toJson $set }}{{ end }}
+{{- end }}
+
+{{/* The security context of the operator's pods: the value podSecurityContext, unless nobody set it. */}}
+{{- define "fluxtrain.podSecurity" -}}
+{{- if hasKey .Values "podSecurityContext" }}
+{{- with .Values.podSecurityContext }}{{ toYaml . }}{{ end }}
+{{- else -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+{{- end }}
+
+{{/* That of their container: the value securityContext, unless nobody set it. */}}
+{{- define "fluxtrain.containerSecurity" -}}
+{{- if hasKey .Values "securityContext" }}
+{{- with .Values.securityContext }}{{ toYaml . }}{{ end }}
+{{- else -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
 {{- end }}
 
 {{/* "true" if a monitoring object is installed: switched on, or automatic and served by the cluster. */}}

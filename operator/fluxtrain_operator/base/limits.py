@@ -177,7 +177,7 @@ _VOLUME_FIELDS = (  # the volumes of Pod Security's level restricted
     *("name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
     *("persistentVolumeClaim", "projected", "secret"),
 )
-_USER = "must be a number other than 0"
+_USER = "must be a number other than 0, or null for the cluster's choice"
 
 
 _DETOURS, _DOTS = ("//", "/./", "/../"), ("/.", "/..")
@@ -196,8 +196,8 @@ def _not_root(at: str) -> Limit:
     return Limit(
         at,
         _USER,
-        lambda value, policy: type(value) in (int, float) and value != 0,
-        "(type(@) == int || type(@) == double) && @ != 0",
+        lambda value, policy: value is None or (type(value) in (int, float) and value != 0),
+        "@ == null || ((type(@) == int || type(@) == double) && @ != 0)",
     )
 
 

@@ -105,6 +105,17 @@ def parse_job_policy(text: str) -> JobPolicy:
 GroupId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the limit of Kubernetes
 
 
+_USER = 1000  # the user of our images; set here as other images need not have one
+_POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
 class RendezvousDefaults(ApiModel):
     """Defaults of the rendezvous pods of all jobs."""
 
@@ -127,6 +138,8 @@ class PodDefaults(ApiModel):
     """Environment variables of the training container."""
     supplemental_groups: Annotated[list[GroupId], Field(max_length=64)] = []
     """Groups of training pods with GPUs: those of the nodes' device files."""
+    security_context: dict[str, Any] | None = _POD_SECURITY
+    """Security context of all pods, as a whole; null: none, as OpenShift chooses users itself."""
     flush_caches: bool = False
     """Whether pods of MLPerf's closed division empty their nodes' page caches, in a privileged container."""
     rendezvous: RendezvousDefaults = RendezvousDefaults()

@@ -42,15 +42,6 @@ NODES_ARGUMENT = "--nodes="
 ENDED_ARGUMENT = "--ended="
 PLACES_ARGUMENT = "--places="
 """Arguments of the rendezvous service; the values are filled in later."""
-_USER = 1000  # the user of our images; set here as other images need not have one
-_POD_SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": _USER,
-    "runAsGroup": _USER,
-    "fsGroup": _USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 _CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -84,7 +75,10 @@ def _training_pod(job: Job) -> Manifest:
             "terminationGracePeriodSeconds": grace_seconds(job),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _POD_SECURITY | ({"supplementalGroups": groups} if groups else {}),
+            "securityContext": {
+                **_pod_security(job),
+                **({"supplementalGroups": groups} if groups else {}),
+            },
             "affinity": trainer_affinity(job),
             "tolerations": tolerations_of(job),
             "nodeSelector": node_selector_of(job),
@@ -114,7 +108,7 @@ def _rendezvous_pod(job: Job) -> Manifest:
             "terminationGracePeriodSeconds": 5,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": _POD_SECURITY,
+            "securityContext": _pod_security(job),
             "affinity": rendezvous_affinity(job),
             "tolerations": tolerations_of(job),
             "nodeSelector": node_selector_of(job),
@@ -172,6 +166,10 @@ def _rendezvous(job: Job) -> Manifest:
         "securityContext": _CONTAINER_SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def _pod_security(job: Job) -> Manifest:
+    return job.pod_defaults.security_context or {}
 
 
 def _pull_secrets(job: Job) -> list[Manifest]:

@@ -119,6 +119,7 @@ def _has_secret(source: Any) -> bool:
 def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:
     """Return ``over`` merged into ``base`` like a strategic merge patch of a pod.
 
+    Null removes what a security context has, such as a user that the cluster chooses.
     Values that only ``over`` has are not copied: manifests are never changed in place.
     """
     if base is None:
@@ -128,6 +129,9 @@ def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:
     if isinstance(over, dict):
         merged = dict(base)
         for name, value in over.items():
+            if value is None and key == "securityContext":
+                merged.pop(name, None)
+                continue
             exists = name in merged
             merged[name] = _merge(merged[name], value, f"{path}.{name}", name) if exists else value
         return merged

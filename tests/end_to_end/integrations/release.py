@@ -30,12 +30,14 @@ class Helm:
 
     kubeconfig: Path
     home: Path
+    program: Path | None = None
+    """That of the cluster unless given."""
 
     def __call__(self, *arguments: str | Path, seconds: float = 180) -> str:
         """Return what ``helm ARGUMENTS`` prints; ClusterError with its message if it fails."""
         homes = {f"HELM_{kind}_HOME": str(self.home / kind) for kind in ("CACHE", "CONFIG", "DATA")}
         env = {"KUBECONFIG": str(self.kubeconfig), "NO_PROXY": NO_PROXY, **homes}
-        return run([binaries.path("helm"), *arguments], env=env, seconds=seconds)
+        return run([self.program or binaries.path("helm"), *arguments], env=env, seconds=seconds)
 
 
 def build_and_load(context: Path) -> None:

@@ -171,6 +171,25 @@ def test_pods_meet_the_restricted_pod_security_standard(name: str) -> None:
         assert all(set(volume) <= allowed for volume in pod["spec"]["volumes"])
 
 
+@pytest.mark.parametrize("given", [None, {"runAsNonRoot": True}])
+def test_the_cluster_may_choose_the_users_of_all_pods(given: Manifest | None) -> None:
+    job = load_job(Variant({}, pod_defaults={"securityContext": given}))
+    for pod in (training_pod(job, Slot(0)), rendezvous_pod(job)):
+        assert pod["spec"].get("securityContext") == given
+        assert trainer(pod)["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_job_removes_fields_of_the_security_context() -> None:
+    removed = {"runAsUser": None, "runAsGroup": None, "fsGroup": None, "sysctls": None}
+    job = make_job(podTemplate={"spec": {"securityContext": removed}})
+    for pod in (training_pod(job, Slot(0)), rendezvous_pod(job)):
+        assert pod["spec"]["securityContext"] == {
+            "runAsNonRoot": True,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+
+
 @pytest.mark.parametrize("task", ["train", "benchmark", "prepare", "preprocess"])
 @pytest.mark.parametrize("claim_read_only", [False, True])
 def test_only_tasks_that_make_data_sets_may_write_data_and_none_models(

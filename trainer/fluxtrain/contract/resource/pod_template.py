@@ -457,7 +457,8 @@ class TemplateSpec(OpenModel):
     scheduling_gates: Objects | None = None
     """Scheduling gates, removed by another controller."""
     security_context: dict[str, Any] | None = None
-    """Patch of the pod's security context."""
+    """Patch of the pod's security context; null removes a field, such as ``runAsUser`` where the cluster
+    chooses users."""
     hostname: Text | None = None
     """Reserved: the other pods resolve it."""
     subdomain: Text | None = None
