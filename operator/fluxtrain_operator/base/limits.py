@@ -56,7 +56,7 @@ def fields(at: str, *names: str) -> Limit:
         at,
         f"may only set {listed}" if names else "must be left out",
         lambda value, policy: isinstance(value, Mapping) and set(value) <= set(names),
-        f"@.all(k, k in {_cel(names)})",
+        f"type(@) == map && @.all(k, k in {_cel(names)})",
     )
 
 
@@ -205,8 +205,9 @@ def _security(at: str) -> Iterator[Limit]:
     """Yield the limits of what the security contexts of pods and containers have in common."""
     yield _not_root(f"{at}.runAsUser")
     yield one_of(f"{at}.runAsNonRoot", True)
-    yield one_of(f"{at}.seccompProfile.type", *_SECCOMP)
-    yield one_of(f"{at}.appArmorProfile.type", *_SECCOMP)
+    for profile in ("seccompProfile", "appArmorProfile"):
+        yield fields(f"{at}.{profile}", "type", "localhostProfile")  # not null
+        yield one_of(f"{at}.{profile}.type", *_SECCOMP)
     yield fields(f"{at}.seLinuxOptions", "type", "level")
     yield one_of(f"{at}.seLinuxOptions.type", *_SELINUX_TYPES)
 

@@ -515,7 +515,7 @@ def test_a_pod_without_its_gpus_fails_before_training_starts(agents: Agents) -> 
 def test_a_service_whose_port_is_in_use_fails(agents: Agents) -> None:
     with socket.create_server(("0.0.0.0", agents.port)):
         assert agents.service().wait(timeout=60) == EXIT_STORAGE
-    assert "cannot listen on 0.0.0.0" in agents.logs()
+    assert f"cannot listen on [::]:{agents.port} (" in agents.logs()
 
 
 def test_a_killed_trainer_and_a_replaced_node_continue_from_memory(agents: Agents) -> None:
