@@ -194,7 +194,7 @@ DECEIVING = (
 
 MANY = (
     Attack("60 jobs", {"nodes": {"min": 1, "max": 1}}, count=60),
-    Attack("30 jobs that are refused", {"network": {"mode": "host"}}, count=30),
+    Attack("30 jobs that are refused", {"network": {"mode": "Host"}}, count=30),
     Attack("5 jobs of 64 nodes", _WIDE, count=5),
 )
 """Many jobs at once."""

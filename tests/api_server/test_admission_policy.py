@@ -88,8 +88,8 @@ def test_a_refusal_names_the_field_and_the_setting(server: ApiServer) -> None:
     )
     path = "spec.podTemplate.spec.containers[].securityContext.privileged"
     assert f"{path}: must be false" in response.message
-    response = server.create(jobs_in("default"), make_job("a", {"network": {"mode": "host"}}))
-    assert "spec.network.mode: must be pod: jobs.hostNetwork" in response.message
+    response = server.create(jobs_in("default"), make_job("a", {"network": {"mode": "Host"}}))
+    assert "spec.network.mode: must be Pod: jobs.hostNetwork" in response.message
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda p: p.name)
@@ -104,7 +104,7 @@ def test_an_earlier_job_can_be_changed_but_not_for_the_worse(server: ApiServer) 
     job = server.get(path).body
     job["spec"]["lifecycle"] = {"suspend": True}
     assert server.replace(path, job).accepted
-    job["spec"]["network"] = {"mode": "host"}
+    job["spec"]["network"] = {"mode": "Host"}
     response = server.replace(path, job)
     assert not response.accepted
     assert "is forbidden: ValidatingAdmissionPolicy" in response.message

@@ -18,7 +18,7 @@ from tests.end_to_end.stage import Operator, condition, wait_for
 
 NAMESPACE = "gangs"
 HERE = f"--namespace={NAMESPACE}"
-GROUPS = {"volcano": "scheduling.volcano.sh", "coscheduling": "scheduling.x-k8s.io"}
+GROUPS = {"Volcano": "scheduling.volcano.sh", "Coscheduling": "scheduling.x-k8s.io"}
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +68,14 @@ def wait_until_admitted(kubectl: Kubectl, name: str, reason: str, text: str = ""
 
 
 def group_spec(kubectl: Kubectl, name: str) -> Manifest:
-    group = f"podgroups.{GROUPS['volcano']}/{name}-gang"
+    group = f"podgroups.{GROUPS['Volcano']}/{name}-gang"
     spec: Manifest = json.loads(kubectl("get", group, HERE, "--output=json"))["spec"]
     return spec
 
 
 def report(kubectl: Kubectl, name: str, **status: Any) -> None:
     """Write the status of a job's pod group, as Volcano's scheduler would."""
-    group = f"podgroups.{GROUPS['volcano']}/{name}-gang"
+    group = f"podgroups.{GROUPS['Volcano']}/{name}-gang"
     patch = json.dumps({"status": status})
     kubectl("patch", group, HERE, "--subresource=status", "--type=merge", f"--patch={patch}")
 
@@ -94,7 +94,11 @@ def why(plugin: Plugin, name: str) -> str:
 def test_a_job_waits_for_an_api_that_is_installed_later_and_goes_away_again(
     plugin: Plugin, gang: str
 ) -> None:
-    kubectl, name, definition = plugin.kubectl, f"late-{gang}", f"crd/podgroups.{GROUPS[gang]}"
+    kubectl, name, definition = (
+        plugin.kubectl,
+        f"late-{gang.lower()}",
+        f"crd/podgroups.{GROUPS[gang]}",
+    )
     apply(kubectl, name, gang=gang)
     wait_until_admitted(kubectl, name, "NoPodGroups", f"PodGroup of {GROUPS[gang]}/")
     assert pods(kubectl, name) == []
@@ -113,8 +117,8 @@ def test_a_job_waits_for_an_api_that_is_installed_later_and_goes_away_again(
 
 def test_a_job_in_volcanos_queue_says_what_it_waits_for(plugin: Plugin) -> None:
     kubectl = plugin.kubectl
-    install(kubectl, "volcano")
-    apply(kubectl, "queued", gang="volcano", queueName="team")
+    install(kubectl, "Volcano")
+    apply(kubectl, "queued", gang="Volcano", queueName="team")
     wait_until_admitted(kubectl, "queued", "PodGroupPending", "has not seen the pod group")
     assert group_spec(kubectl, "queued") == {
         "minMember": 2,
@@ -148,8 +152,8 @@ def test_a_job_in_volcanos_queue_says_what_it_waits_for(plugin: Plugin) -> None:
 
 def test_a_group_follows_the_queue_and_the_minimum_of_its_job(plugin: Plugin) -> None:
     kubectl = plugin.kubectl
-    install(kubectl, "volcano")
-    apply(kubectl, "moved", gang="volcano", queueName="team")
+    install(kubectl, "Volcano")
+    apply(kubectl, "moved", gang="Volcano", queueName="team")
     steps: list[tuple[Manifest, Manifest]] = [
         ({"scheduling": {"queueName": "other", "priorityClassName": "high"}}, {"queue": "other"}),
         ({"nodes": {"min": 3, "max": 4}}, {"minMember": 3, "priorityClassName": "high"}),

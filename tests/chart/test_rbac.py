@@ -108,7 +108,7 @@ class Recorder:
         return web.json_response(self.leases["lease"])
 
 
-def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manifest:
+def make_job(gang: str = "None", phase: str | None = None, **spec: Any) -> Manifest:
     status: Manifest = {"phase": "Pending", "attempt": 1}  # a new job's objects are not listed
     if phase is not None:
         condition = {"type": phase, "status": "True", "reason": "Over", "message": ""}
@@ -119,10 +119,10 @@ def make_job(gang: str = "none", phase: str | None = None, **spec: Any) -> Manif
 
 
 JOBS = [
-    make_job("none", nodes={"min": 1, "max": 2}),
-    make_job("coscheduling"),
-    make_job("volcano"),
-    make_job("native"),
+    make_job("None", nodes={"min": 1, "max": 2}),
+    make_job("Coscheduling"),
+    make_job("Volcano"),
+    make_job("Native"),
     make_job(phase="Complete", lifecycle={"ttlSecondsAfterFinished": 1}),
     make_job(lifecycle={"suspend": True}),
 ]

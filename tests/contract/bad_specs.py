@@ -513,7 +513,7 @@ LIFECYCLE = [
     Bad("spec.lifecycle.ttl", 60, UNKNOWN),
 ]
 SCHEDULING = [
-    Bad("spec.scheduling.gang", "slurm", 'supported values: "none", "coscheduling"'),
+    Bad("spec.scheduling.gang", "slurm", 'supported values: "None", "Coscheduling"'),
     Bad("spec.scheduling.queueName", "Team A", MATCH),
     Bad("spec.scheduling.queueName", "q" * 64, "may not be more than 63"),
     Bad("spec.scheduling.priorityClassName", "High", MATCH),
@@ -553,7 +553,7 @@ SCHEDULING = [
     Bad("spec.scheduling.nodeName", "node-0", UNKNOWN),
 ]  # fmt: skip
 NETWORK = [
-    Bad("spec.network.mode", "bridge", 'supported values: "pod", "host"'),
+    Bad("spec.network.mode", "bridge", 'supported values: "Pod", "Host"'),
     Bad("spec.network.rdmaResource", "hca", MATCH),
     Bad("spec.network.rdmaResource", "rdma/hca", "must be left out without GPUs"),
     Bad("spec", {"run": {"preset": "micro"}, "gpusPerNode": 8, "network": {"rdmaResource": "amd.com/gpu"}},

@@ -32,7 +32,7 @@ LIVING: Manifest = {
             "output": {"emptyDir": {"sizeLimit": "1Gi"}},
         },
         "lifecycle": {"suspend": True},
-        "scheduling": {"gang": "none", "queueName": "team"},
+        "scheduling": {"gang": "None", "queueName": "team"},
         "managedBy": "example.com/another",
     },
 }
@@ -43,7 +43,7 @@ FORBIDDEN: list[tuple[str, Any]] = [
     ("spec.gpusPerNode", MISSING),  # the default, 0, is another value
     ("spec.gpuResource", "amd.com/cpx_nps4"),
     ("spec.managedBy", "fluxtrain.dev/operator"),
-    ("spec.scheduling.gang", "volcano"),
+    ("spec.scheduling.gang", "Volcano"),
     ("spec.storage.data.persistentVolumeClaim.claimName", "other"),
     ("spec.storage.data.persistentVolumeClaim.readOnly", False),
     ("spec.storage.output.emptyDir.sizeLimit", "2Gi"),

@@ -224,7 +224,7 @@ def claim_template(name: str, count: int) -> Manifest:
 FIXED: list[tuple[str, dict[str, Any]]] = [
     ("spec.gpusPerNode", {"gpusPerNode": 8}),
     ("spec.managedBy", {"managedBy": "example.org/other"}),
-    ("spec.scheduling.gang", {"scheduling": {"gang": "volcano"}}),
+    ("spec.scheduling.gang", {"scheduling": {"gang": "Volcano"}}),
     (
         "spec.storage.output.emptyDir.sizeLimit",
         {"storage": {"output": {"emptyDir": {"sizeLimit": "1Gi"}}}},

@@ -93,7 +93,7 @@ _SECCOMP = "unconfined seccomp or AppArmor, other SELinux types, sysctls of the 
 _HOST = "the node's processes, IPC, ports, device files, unmasked /proc"
 _PATHS = "folders of the node"
 _DETOUR = "folders of the node by a path with //, /./ or /../"
-_NETWORK = "the node's network (spec.network.mode: host)"
+_NETWORK = "the node's network (spec.network.mode: Host)"
 _TOKENS = "a service account's token"
 _ACCOUNTS = "other service accounts than default"
 _SYSTEM = "priority classes system-*"
@@ -197,7 +197,7 @@ ROWS = (
     Row(_DETOUR, (), _volume(hostPath={"path": "/data//own"})),
     Row(_DETOUR, (), _volume(hostPath={"path": "/data/./own"})),
     Row(_DETOUR, (), _volume(hostPath={"path": "/data/.."})),
-    Row(_NETWORK, ONE, {"network": {"mode": "host"}}, "spec.network.mode"),
+    Row(_NETWORK, ONE, {"network": {"mode": "Host"}}, "spec.network.mode"),
     Row(_TOKENS, ONE, _pod(automountServiceAccountToken=True)),
     Row(_TOKENS, ONE, _volume(**_TOKEN), f"{_SPEC}.volumes[0].projected.sources[0]"),
     Row(_ACCOUNTS, ONE, _pod(serviceAccountName="admin"), f"{_SPEC}.serviceAccountName"),

@@ -334,9 +334,9 @@ LISTED = (
     *(listed(f"{at}.image", "images") for at in _CONTAINERS),
     Limit(
         "spec.network.mode",
-        "must be pod: jobs.hostNetwork, a setting of the operator, is off",
-        lambda value, policy: value != "host" or policy.host_network,
-        "@ != 'host' || variables.hostNetwork",
+        "must be Pod: jobs.hostNetwork, a setting of the operator, is off",
+        lambda value, policy: value != "Host" or policy.host_network,
+        "@ != 'Host' || variables.hostNetwork",
     ),
     *(
         listed(f"spec.storage.{name}.hostPath.path", "hostPaths")

@@ -39,7 +39,7 @@ class JobPolicy(ApiModel):
     pod_template: Literal["none", "restricted", "any"] = "restricted"
     """Fields of ``spec.podTemplate``: none; those of Pod Security's level restricted; or any."""
     host_network: bool = False
-    """Whether ``spec.network.mode: host`` is allowed."""
+    """Whether ``spec.network.mode: Host`` is allowed."""
     host_paths: Annotated[list[Pattern], Field(max_length=64)] = []
     """Folders of nodes that may be mounted."""
     images: Annotated[list[Pattern], Field(max_length=64)] = ["*"]

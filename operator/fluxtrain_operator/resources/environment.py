@@ -60,7 +60,7 @@ def environment(job: Job) -> list[Manifest]:
 def _defaults(job: Job) -> dict[str, str]:
     if job.spec.gpus_per_node == 0:
         return {}
-    interfaces = _POD_NETWORK if job.spec.network.mode == "pod" else {}
+    interfaces = _POD_NETWORK if job.spec.network.mode == "Pod" else {}
     return gpu_environment(is_amd=job.spec.gpu_resource.startswith(_AMD)) | interfaces
 
 

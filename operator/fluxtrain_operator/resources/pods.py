@@ -177,7 +177,7 @@ def _pull_secrets(job: Job) -> list[Manifest]:
 
 
 def _network(job: Job) -> Manifest:
-    if job.spec.network.mode == "pod":
+    if job.spec.network.mode == "Pod":
         return {}
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
 

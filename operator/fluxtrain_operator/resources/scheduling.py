@@ -141,10 +141,10 @@ class Native(Coscheduling):
 
 
 _GANGS: dict[str, Gang] = {
-    "none": Gang(),
-    "coscheduling": Coscheduling(),
-    "volcano": Volcano(),
-    "native": Native(),
+    "None": Gang(),
+    "Coscheduling": Coscheduling(),
+    "Volcano": Volcano(),
+    "Native": Native(),
 }
 
 

@@ -47,7 +47,7 @@ def test_a_refused_job_gets_no_objects_and_a_condition_with_the_path() -> None:
 
 def test_a_running_job_keeps_its_pods_when_the_policy_becomes_stricter() -> None:
     job = make_job()
-    harness = Harness(spec={**job["spec"], "network": {"mode": "host"}})
+    harness = Harness(spec={**job["spec"], "network": {"mode": "Host"}})
     harness.reconciler.job_policy = policy_of("trusted")
     run(harness, 2)
     pods = harness.cluster.own("Pod")
@@ -55,7 +55,7 @@ def test_a_running_job_keeps_its_pods_when_the_policy_becomes_stricter() -> None
     harness.set_job(
         {
             **job,
-            "spec": {**job["spec"], "network": {"mode": "host"}},
+            "spec": {**job["spec"], "network": {"mode": "Host"}},
             "status": harness.cluster.status,
         }
     )

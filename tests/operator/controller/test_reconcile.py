@@ -227,7 +227,7 @@ async def test_a_deleted_object_is_created_again_and_no_other(kind: str) -> None
 @synchronous
 async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_does() -> None:
     manifest, asked = make_job(), list[str]()
-    manifest["spec"]["scheduling"] = {"gang": "volcano"}
+    manifest["spec"]["scheduling"] = {"gang": "Volcano"}
     cluster = RecordingStore()
     cluster.served = frozenset({"PodGroup"})
     reconciler = make_reconciler(cluster, manifest)
@@ -243,7 +243,7 @@ async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_doe
 def in_volcano(served: Iterable[str] = ("PodGroup",)) -> Harness:
     """A job in a gang of Volcano, whose API has the kinds ``served``."""
     manifest = make_job()
-    harness = Harness(spec=manifest["spec"] | {"scheduling": {"gang": "volcano"}})
+    harness = Harness(spec=manifest["spec"] | {"scheduling": {"gang": "Volcano"}})
     harness.cluster.served = frozenset(served)
     return harness
 

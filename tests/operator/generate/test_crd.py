@@ -29,6 +29,7 @@ SCHEMA_PHRASES = re.compile(
 )
 """What the API server says about a value that the schema refuses, not a rule."""
 KIND = "must be FluxTraining"
+LOWERCASE, PASCAL_CASE = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*"), re.compile(r"([A-Z][a-z0-9]+)+")
 
 
 def int_or_string(
@@ -71,6 +72,36 @@ def test_the_schema_is_structural() -> None:
         forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "definitions", "const", "title"}
         assert not forbidden & set(schema), path
         assert not ("properties" in schema and "additionalProperties" in schema), path
+
+
+def follows_casing(path: str, value: str) -> bool:
+    """Return whether a value has the casing of its place: what the trainer reads or writes is lowercase."""
+    casing = LOWERCASE if path.startswith((".spec.run.", ".status.progress.")) else PASCAL_CASE
+    return casing.fullmatch(value) is not None
+
+
+def test_every_value_of_an_enum_has_the_casing_of_its_place() -> None:
+    values = [(path, value) for path, schema in walk(SCHEMA) for value in schema.get("enum", [])]
+    assert {".spec.network.mode", ".spec.run.optim.name"} <= {path for path, _ in values}
+    assert [pair for pair in values if not follows_casing(*pair)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "holds"),
+    [
+        (".spec.network.mode", "host", False),
+        (".spec.network.mode", "hostNetwork", False),
+        (".status.phase", "RUNNING_LATE", False),
+        (".status.phases", "Running-Late", False),
+        (".spec.runs", "adamw", False),
+        (".spec.run.optim.name", "AdamW", False),
+        (".status.progress.straggler.cause", "Data", False),
+        (".spec.run.optim.name", "schedule_free_adamw", True),
+        (".spec.scheduling.gang", "ResourceQuota2", True),
+    ],
+)
+def test_a_value_of_another_casing_is_found(path: str, value: str, holds: bool) -> None:
+    assert follows_casing(path, value) is holds
 
 
 def test_every_field_has_a_description() -> None:

@@ -199,7 +199,7 @@ SMALL: dict[str, Any] = {"run": {"preset": "micro"}}
 LARGE: dict[str, Any] = {
     "run": {"preset": "micro", "optim": {"learning_rate": 1e-3}},
     "gpusPerNode": 8,
-    "network": {"mode": "host", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
+    "network": {"mode": "Host", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}]},
     "storage": {"data": {"persistentVolumeClaim": {"claimName": "data"}}},
     "podTemplate": {"spec": {"tolerations": [{"key": "spot", "operator": "Exists"}]}},
 }
@@ -227,7 +227,7 @@ SPECS: dict[str, dict[str, Any]] = {
 }
 HASHES = {
     "small": "v2-93c732fd9beed3b7",
-    "large": "v2-631db85909129e66",
+    "large": "v2-61538de47a58e053",
     "elastic": "v2-93c732fd9beed3b7",
     "mlperf": "v2-a38bbac7d3999660",
     "sidecar": "v2-acae794d4ca6e7f1",
@@ -260,7 +260,7 @@ def test_defaults_of_the_api_server_are_not_hashed() -> None:
         {"image": "other:1"},
         {"gpusPerNode": 4},
         {"run": {"preset": "micro", "optim": {"learning_rate": 2e-3}}},
-        {"network": {"mode": "host"}},
+        {"network": {"mode": "Host"}},
         {"storage": {"data": {"persistentVolumeClaim": {"claimName": "data", "readOnly": True}}}},
         {"podTemplate": {}},
     ],
@@ -301,7 +301,7 @@ class NewTraining(FluxTraining):
     """The spec."""
 
 
-FILLED = {"network": {"mode": "host", "mtu": 1500}, "profile": {"steps": 3}}
+FILLED = {"network": {"mode": "Host", "mtu": 1500}, "profile": {"steps": 3}}
 """Defaults of a newer definition."""
 
 
@@ -330,7 +330,7 @@ def test_a_new_field_with_a_default_restarts_nothing_in_an_upgrade_or_downgrade(
     if "network" in after and "network" in spec:
         after["network"] = {**after["network"], **spec["network"]}
     elif filled:
-        after["network"] = {"mode": "pod", "mtu": 1500}
+        after["network"] = {"mode": "Pod", "mtu": 1500}
     old = started(spec)
     with newer_operator(monkeypatch):
         new = started(after)

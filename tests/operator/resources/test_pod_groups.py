@@ -28,7 +28,7 @@ from fluxtrain_operator.planner.observed import NO_POD_GROUPS, CreateFailure, Ob
 from fluxtrain_operator.planner.plan import Plan, plan
 from fluxtrain_operator.resources.scheduling import GroupState, gang_of, group_state
 
-GANGS = ("coscheduling", "volcano", "native")
+GANGS = ("Coscheduling", "Volcano", "Native")
 WHY = "the cluster does not serve PodGroup"
 
 
@@ -88,7 +88,7 @@ def test_a_job_whose_scheduler_loses_its_api_trains_on_and_replaces_no_pod(gang:
 def test_a_job_in_volcanos_queue_is_admitted_once_its_group_is(
     state: GroupState, text: str
 ) -> None:
-    job = make_job(scheduling={"gang": "volcano", "queueName": "team"})
+    job = make_job(scheduling={"gang": "Volcano", "queueName": "team"})
     waiting = make_pods(2, job, phase="Pending", node="", started=None, ready=False)
     status = plan_with(job, *waiting, group_state=state).status
     expected = ("False", "PodGroupPending") if text else ("True", "Admitted")
@@ -98,13 +98,13 @@ def test_a_job_in_volcanos_queue_is_admitted_once_its_group_is(
 
 
 def test_pods_that_run_are_admitted_whatever_their_group_reports() -> None:
-    job = trains("volcano")
+    job = trains("Volcano")
     status = plan_with(job, *make_pods(2, job), progress=progress()).status
     assert condition(status, "Admitted") == ("True", "Admitted")
 
 
 def test_volcanos_queue_is_none_of_kueues() -> None:
-    job = make_job(scheduling={"gang": "volcano", "queueName": "team"})
+    job = make_job(scheduling={"gang": "Volcano", "queueName": "team"})
     result = plan(job, Observed(), NOW)
     (group,) = groups(result)
     assert group["spec"]["queue"] == "team"
@@ -114,7 +114,7 @@ def test_volcanos_queue_is_none_of_kueues() -> None:
 
 
 def test_fields_of_volcanos_group_that_the_job_gives_up_are_reset_by_the_merge_patch() -> None:
-    (group,) = groups(plan(in_gang("volcano"), Observed(), NOW))
+    (group,) = groups(plan(in_gang("Volcano"), Observed(), NOW))
     spec = group["spec"]
     assert (spec["queue"], spec["priorityClassName"]) == ("default", "")
 
@@ -155,7 +155,7 @@ def test_the_state_of_a_group(status: Any, state: GroupState) -> None:
     assert group_state({"metadata": {}, "status": status}) == state
 
 
-@pytest.mark.parametrize("gang", ["coscheduling", "volcano"])
+@pytest.mark.parametrize("gang", ["Coscheduling", "Volcano"])
 def test_the_minimum_of_a_group_follows_the_nodes_and_no_pod_restarts(gang: str) -> None:
     before = trains(gang, nodes={"min": 2, "max": 2})
     pods, applied = make_pods(2, before), observe(before).applied
@@ -168,9 +168,9 @@ def test_the_minimum_of_a_group_follows_the_nodes_and_no_pod_restarts(gang: str)
 @pytest.mark.parametrize("smaller", [True, False])
 def test_an_immutable_group_of_another_minimum_restarts_all_pods(smaller: bool) -> None:
     """New pods join another group than those that run, and would wait there for more."""
-    before = trains("native", 3, nodes={"min": 2, "max": 3})
+    before = trains("Native", 3, nodes={"min": 2, "max": 3})
     nodes = {"min": 1, "max": 2} if smaller else {"min": 3, "max": 4}
-    job = with_status(in_gang("native", nodes=nodes), before.status)
+    job = with_status(in_gang("Native", nodes=nodes), before.status)
     pods = make_pods(3, before)
     result = plan_with(job, *pods, progress=progress(), applied=observe(before).applied)
     assert (result.status.attempt, result.status.restarts.charged) == (2, 0)  # type: ignore[union-attr]
@@ -186,8 +186,8 @@ def groups_of(result: Plan) -> list[Manifest]:
 
 
 def test_an_immutable_group_is_kept_if_only_the_maximum_changes() -> None:
-    before = trains("native", nodes={"min": 2, "max": 2})
-    job = with_status(in_gang("native", nodes={"min": 2, "max": 4}), before.status)
+    before = trains("Native", nodes={"min": 2, "max": 2})
+    job = with_status(in_gang("Native", nodes={"min": 2, "max": 4}), before.status)
     result = plan_with(job, *make_pods(2, before), applied=observe(before).applied)
     assert (result.status.attempt, created(result)) == (1, ["job-2", "job-3"])
     assert groups(result) == []

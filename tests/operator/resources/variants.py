@@ -159,9 +159,9 @@ VARIANTS: dict[str, Variant] = {
         }
     ),
     "network-of-the-pod": _on_gpus(network=_RDMA),
-    "network-of-the-node": _on_gpus("privileged", "host namespaces", network={"mode": "host"}),
+    "network-of-the-node": _on_gpus("privileged", "host namespaces", network={"mode": "Host"}),
     "network-of-the-node-rdma": _on_gpus(
-        "privileged", "host namespaces", network={"mode": "host", **_RDMA}
+        "privileged", "host namespaces", network={"mode": "Host", **_RDMA}
     ),
     "network-env": _on_gpus(
         network={
@@ -284,11 +284,11 @@ VARIANTS: dict[str, Variant] = {
     "topology": _elastic(topology="topology.kubernetes.io/zone"),
     "required-topology": _elastic(requiredTopology="example.com/block"),
     "both-topologies": _elastic(requiredTopology="example.com/block", topology="example.com/rack"),
-    "gang-coscheduling": _elastic(gang="coscheduling"),
-    "gang-volcano": _elastic(gang="volcano"),
-    "gang-volcano-queue": _elastic(gang="volcano", queueName="team"),
-    "gang-volcano-priority": _elastic(gang="volcano", priorityClassName="high"),
-    "gang-native": _elastic(gang="native"),
+    "gang-coscheduling": _elastic(gang="Coscheduling"),
+    "gang-volcano": _elastic(gang="Volcano"),
+    "gang-volcano-queue": _elastic(gang="Volcano", queueName="team"),
+    "gang-volcano-priority": _elastic(gang="Volcano", priorityClassName="high"),
+    "gang-native": _elastic(gang="Native"),
     "priority": Variant({"scheduling": {"priorityClassName": "high"}}),
     "node-selector": _on_gpus(
         scheduling={
@@ -432,7 +432,7 @@ VARIANTS: dict[str, Variant] = {
     "longest-name-in-a-gang": Variant(
         {
             "nodes": {"min": 2, "max": 4},
-            "scheduling": {"gang": "native", "queueName": LONGEST, "priorityClassName": "high"},
+            "scheduling": {"gang": "Native", "queueName": LONGEST, "priorityClassName": "high"},
         },
         name=LONGEST,
         like="gang-native",

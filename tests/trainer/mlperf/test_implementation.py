@@ -250,7 +250,7 @@ def test_a_job_that_was_fetched_is_packaged_with_its_own_spec(tmp_path: Path) ->
         "nodes": {"min": 2, "max": 2},
         "gpusPerNode": 8,
         "image": "trainer:0.1.0",
-        "network": {"mode": "host"},
+        "network": {"mode": "Host"},
         "storage": storage,
         "lifecycle": {
             "startAfter": ["the-one-before"],
@@ -269,7 +269,7 @@ def test_a_job_that_was_fetched_is_packaged_with_its_own_spec(tmp_path: Path) ->
     assert resolve(job.spec.run) == resolve({**(run.config or {}), "seed": 7})
     packaged_spec = yaml.safe_load((folder / "job_0.yaml").read_text())["spec"]
     assert packaged_spec["lifecycle"] == {"cleanPods": "None"}
-    assert (packaged_spec["storage"], packaged_spec["network"]) == (storage, {"mode": "host"})
+    assert (packaged_spec["storage"], packaged_spec["network"]) == (storage, {"mode": "Host"})
     assert packaged_spec["image"] == IMAGE
 
 

@@ -155,8 +155,8 @@ class Scheduling(ApiModel):
     """Queue, gang scheduling and placement of the pods."""
 
     queue_name: Name | None = None
-    """Name of a Kueue LocalQueue; with ``gang: volcano``, of a Volcano queue."""
-    gang: Annotated[Literal["none", "coscheduling", "volcano", "native"], IMMUTABLE] = "none"
+    """Name of a Kueue LocalQueue; with ``gang: Volcano``, of a Volcano queue."""
+    gang: Annotated[Literal["None", "Coscheduling", "Volcano", "Native"], IMMUTABLE] = "None"
     """Gang scheduler whose pod group admits all pods together."""
     priority_class_name: Subdomain | None = None
     """Priority class of the pods."""
@@ -173,7 +173,7 @@ class Scheduling(ApiModel):
     @property
     def local_queue(self) -> str | None:
         """Return the name of the Kueue LocalQueue; None if Kueue does not manage the pods."""
-        return None if self.gang == "volcano" else self.queue_name
+        return None if self.gang == "Volcano" else self.queue_name
 
     @property
     def rank_order_label(self) -> str | None:
@@ -208,8 +208,8 @@ class Network(ApiModel):
 
     rules: ClassVar = (UNIQUE_VARIABLES,)
 
-    mode: Literal["pod", "host"] = "pod"
-    """``host`` uses the host network, which most RDMA set-ups need."""
+    mode: Literal["Pod", "Host"] = "Pod"
+    """``Host`` uses the host network, which most RDMA set-ups need."""
     rdma_resource: ResourceName | None = None
     """Extended resource of the RDMA devices; one is requested per GPU."""
     rdma_devices: Annotated[list[RdmaDevice], Field(max_length=64)] = []
