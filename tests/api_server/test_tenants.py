@@ -129,7 +129,8 @@ def test_of_two_releases_one_reconciles_a_namespace(
     try:
         kubectl.apply(make_job("own", {}), namespace=other)
         wait_for(
-            lambda: bool(kubectl.get("ft", "own", f"--namespace={other}").get("status")), second.log
+            lambda: "phase" in kubectl.get("ft", "own", f"--namespace={other}")["status"],
+            second.log,
         )
         text = f"{NAMESPACE}: its jobs are left to {NAMESPACE}/fluxtrain-operator, which claims it"
         wait_for(lambda: text in second.log(), second.log)

@@ -31,6 +31,7 @@ from fluxtrain.contract.resource.fluxtraining import (
     FluxTraining,
     Spec,
 )
+from fluxtrain.contract.resource.status import NOT_OBSERVED
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import without_nulls
@@ -39,22 +40,28 @@ from fluxtrain_operator.base.settings import DEFAULT_POLICY, JobPolicy
 
 Manifest = dict[str, Any]
 
+_READY = '.status.conditions[?(@.type=="Ready")]'
 _COLUMNS = (
+    ("Ready", "string", f"{_READY}.status", "Whether it trains, is complete or is suspended."),
     ("Phase", "string", ".status.phase", "One word for where the job is."),
     ("Nodes", "integer", ".status.nodes.ready", "Nodes that train."),
     ("Step", "integer", ".status.progress.step", "Optimizer steps done."),
+    ("ETA", "string", ".status.eta", "Estimated time to the last step."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
+)
+_WIDE_COLUMNS = (
+    ("Reason", "string", f"{_READY}.reason", "Why it is ready, or is not."),
     ("Loss", "number", ".status.progress.trainLoss", "Training loss."),
     ("Eval", "number", ".status.progress.evalLoss", "Evaluation loss."),
     ("Samples/s", "number", ".status.progress.samplesPerSecond", "Throughput."),
-    ("ETA", "string", ".status.eta", "Estimated time to the last step."),
     ("Restarts", "integer", ".status.restarts.charged", "Restarts after errors of the program."),
     ("Faults", "integer", ".status.restarts.free", "Interruptions by the infrastructure."),
-    ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
 )
+"""Shown by ``kubectl get --output=wide`` only."""
 
 
 def custom_resource_definition() -> Manifest:
-    """Return the CRD as the object that ``kubectl apply`` takes."""
+    """Return the CRD as the object that ``kubectl apply --server-side`` takes."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -70,16 +77,13 @@ def custom_resource_definition() -> Manifest:
                 "shortNames": [SHORT_NAME],
                 "categories": ["fluxtrain"],
             },
-            "versions": [_version()],
+            "versions": [{"name": VERSION, "served": True, "storage": True, **_content()}],
         },
     }
 
 
-def _version() -> Manifest:
+def _content() -> Manifest:
     return {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
         "schema": {"openAPIV3Schema": resource_schema()},
         "subresources": {
             "status": {},
@@ -90,8 +94,15 @@ def _version() -> Manifest:
             },
         },
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "description": text}
-            for name, kind, path, text in _COLUMNS
+            {
+                "name": name,
+                "type": kind,
+                "jsonPath": path,
+                "description": text,
+                "priority": priority,
+            }
+            for priority, columns in enumerate((_COLUMNS, _WIDE_COLUMNS))
+            for name, kind, path, text in columns
         ],
     }
 
@@ -114,6 +125,7 @@ def resource_schema() -> Schema:
     spec["properties"]["run"] = run
     for path, validations in rules().items():
         _at(schema, path).setdefault("x-kubernetes-validations", []).extend(validations)
+    properties["status"]["default"] = {"observedGeneration": NOT_OBSERVED}
     conditions = properties["status"]["properties"]["conditions"]
     conditions |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
     return schema

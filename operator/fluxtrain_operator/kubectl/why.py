@@ -110,7 +110,7 @@ def _restarts(facts: Facts) -> str:
 
 def _unseen_change(facts: Facts) -> str:
     seen, generation = facts.status.get("observedGeneration"), facts.metadata.get("generation")
-    if seen is None or generation is None or seen >= generation:
+    if not facts.conditions or seen is None or generation is None or seen >= generation:
         return ""
     return "The operator has not yet seen the newest change of the spec."
 
@@ -332,7 +332,7 @@ def blocked(facts: Facts) -> Finding | None:
 
 def backing_off(facts: Facts) -> Finding | None:
     """A job that starts again at a time that a condition names."""
-    condition = facts.condition("Ready")
+    condition = facts.condition("Training")
     if condition["status"] == "True" or _AGAIN not in condition["message"]:
         return None
     time = seconds(condition["message"].rpartition(_AGAIN)[2])
@@ -347,7 +347,7 @@ def pods_waiting(facts: Facts) -> Finding | None:
         return None
     count = f"waits for pods: {facts.num_running} of at least {facts.min_nodes} nodes are up"
     if not facts.problems:
-        condition = facts.condition("Ready")
+        condition = facts.condition("Training")
         message = "" if condition["message"].startswith("0 of") else condition["message"]
         reason = reason_of(condition["reason"], condition["message"])
         return Finding(f"{count}; {message}" if message else count, _remedy(facts, reason))
@@ -366,10 +366,10 @@ def starting(facts: Facts) -> Finding | None:
     if store is not None:
         text = f"{text}: they wait for the rendezvous, and {_problem(facts, store)}"
         return Finding(text, _remedy(facts, store.reason, store.pod))
-    ready = facts.condition("Ready")
-    if facts.phase == "Pending" and ready["message"]:
-        text = f"{text}: they wait for the rendezvous; {ready['message']}"
-        return Finding(text, _remedy(facts, ready["reason"]))
+    training = facts.condition("Training")
+    if facts.phase == "Pending" and training["message"]:
+        text = f"{text}: they wait for the rendezvous; {training['message']}"
+        return Finding(text, _remedy(facts, training["reason"]))
     if facts.condition("Progressing")["reason"] in _NO_ANSWER:
         return Finding(
             f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")

@@ -228,9 +228,10 @@ def plan_invalid(
 def _plan_finished(job: Job, observed: Observed, now: float) -> Plan:
     """Return the plan of a finished job: clean up its pods, and delete it after its TTL."""
     ttl = job.spec.lifecycle.ttl_seconds_after_finished
-    expiry = _plan_expiry(job.name, job.uid, job.status, ttl, now)
+    status = job.status.model_copy(update={"observed_generation": job.generation})
+    expiry = _plan_expiry(job.name, job.uid, status, ttl, now)
     if expiry.delete and observed.is_awaited:
-        expiry = Plan(job.status, requeue_after=_SEEN_SECONDS)
+        expiry = Plan(status, requeue_after=_SEEN_SECONDS)
     if expiry.delete:
         return expiry
     situation = Situation(job, observed, now, job.status.attempt)

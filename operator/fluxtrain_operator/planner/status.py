@@ -46,7 +46,21 @@ from fluxtrain_operator.planner.watchdog import (
 )
 
 Phase = Literal["Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed"]
-Kind = Literal["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+Kind = Literal[
+    "Ready", "Reconciling", "Stalled", "Admitted", "Training", "Progressing", "Healthy", "Suspended",
+    "Complete", "Failed",
+]  # fmt: skip
+Verdict = Literal["Current", "InProgress", "Failed"]
+"""What programs that wait, such as ``helm --wait``, make of a job; the words are kstatus's."""
+_VERDICTS: dict[Phase, Verdict] = {
+    "Pending": "InProgress",
+    "Starting": "InProgress",
+    "Running": "Current",
+    "Suspended": "Current",
+    "Restarting": "InProgress",
+    "Complete": "Current",
+    "Failed": "Failed",
+}
 _HEALTHY, _DEGRADED, _NO_PROGRESS = "AsExpected", "Degraded", str(Reason.NO_PROGRESS)
 _MAX_FOREIGN = 8
 """Conditions of other types, such as those of another version of the operator, that are kept. A status with
@@ -96,12 +110,16 @@ def next_status(
     job, before = situation.job, situation.job.status
     phase = _phase(situation, decision)
     admitted = _admitted(situation, decision, failures)
+    training = _training(situation, decision, phase, failures)
+    suspended = _suspended(situation, decision)
+    scaling = _scaling(situation, decision, failures)
     updates = [
+        *_summary(phase, training, suspended, scaling),
         admitted,
-        _ready(situation, decision, phase, failures),
+        training,
         _progressing(situation, decision, phase),
         _healthy(situation, decision, phase, failures),
-        _suspended(situation, decision),
+        suspended,
         ConditionUpdate("Complete", phase == "Complete", *_end_reason(decision, "complete")),
         ConditionUpdate("Failed", phase == "Failed", *_end_reason(decision, "fail")),
     ]
@@ -145,14 +163,19 @@ def next_status(
 def invalid_spec_status(before: Status, generation: int, error: ConfigError, now: float) -> Status:
     """Return the status of a job whose spec is rejected with ``error``.
 
-    A job with pods keeps them and its phase. One without fails, unless another operator may accept it.
+    A job with pods keeps them and its phase; it is stalled, unless another operator may accept it. One
+    without fails then.
     """
-    fails = before.attempt == 0 and not isinstance(error, UnreadableError)
-    kind: Kind = "Failed" if fails else "Healthy"
+    is_stalled = not isinstance(error, UnreadableError)
+    fails = before.attempt == 0 and is_stalled
     reason = "NotPermitted" if isinstance(error, NotPermittedError) else "InvalidSpec"
-    update = ConditionUpdate(kind, fails, reason, str(error)[:_MAX_MESSAGE])
+    because = reason, str(error)[:_MAX_MESSAGE]
+    updates = [ConditionUpdate("Failed" if fails else "Healthy", fails, *because)]
+    if not finished(before):
+        stalled = ConditionUpdate("Stalled", True, *because) if is_stalled else _NOT_STALLED
+        updates = [ConditionUpdate("Ready", False, *because), _NOT_RECONCILING, stalled, *updates]
     changes: dict[str, Any] = {
-        "conditions": conditions(before.conditions, [update], generation, now),
+        "conditions": conditions(before.conditions, updates, generation, now),
         "observed_generation": generation,
     }
     if fails:
@@ -245,20 +268,55 @@ def _create_failure(failures: Sequence[CreateFailure]) -> tuple[str, str]:
     return first.reason, f"{first.message[: _MAX_MESSAGE - len(others)]}{others}"
 
 
-def _ready(
+_NOT_RECONCILING = ConditionUpdate("Reconciling", False, "NotReconciling")
+_NOT_STALLED = ConditionUpdate("Stalled", False, "NotStalled")
+
+
+def _summary(
+    phase: Phase, training: ConditionUpdate, suspended: ConditionUpdate, scaling: str
+) -> list[ConditionUpdate]:
+    """Return Ready, Reconciling and Stalled, with the reasons of what the job does or has come to."""
+    verdict, because = _VERDICTS[phase], (training.reason, training.message)
+    if phase == "Suspended" and not suspended.value:
+        verdict, because = "InProgress", (suspended.reason, suspended.message)
+    reconciling = because if verdict == "InProgress" else ("Scaling", scaling) if scaling else None
+    return [
+        ConditionUpdate("Ready", verdict == "Current", *because),
+        ConditionUpdate("Reconciling", True, *reconciling) if reconciling else _NOT_RECONCILING,
+        ConditionUpdate("Stalled", True, *because) if verdict == "Failed" else _NOT_STALLED,
+    ]
+
+
+def _scaling(situation: Situation, decision: Decision, failures: Sequence[CreateFailure]) -> str:
+    """Return how many nodes join or leave those that train; empty if none does.
+
+    A pod for which the cluster has no room, or that the API server refuses, joins at no known time.
+    """
+    if decision.action != "run":
+        return ""
+    num_max, num_running = situation.job.spec.nodes.max, len(situation.running)
+    is_refused = any(failure.reason != TERMINATING for failure in failures)
+    expected = len(situation.active) if is_refused else num_max
+    blocked = sum(pod.gated or pod.cannot_start for pod in situation.active)
+    joining, leaving = expected - num_running - blocked, len(situation.current) - num_max
+    moves = ("to leave", leaving) if leaving > 0 else ("to join", joining)
+    return f"{num_running} of {num_max} nodes train; {moves[0]}: {moves[1]}" if moves[1] > 0 else ""
+
+
+def _training(
     situation: Situation, decision: Decision, phase: Phase, failures: Sequence[CreateFailure]
 ) -> ConditionUpdate:
     if phase == "Running":
         count = len(situation.running)
         text = "1 node trains" if count == 1 else f"{count} nodes train"
-        return ConditionUpdate("Ready", True, "Training", text)
+        return ConditionUpdate("Training", True, "Training", text)
     if failures and not situation.can_start:
-        return ConditionUpdate("Ready", False, *_create_failure(failures))
+        return ConditionUpdate("Training", False, *_create_failure(failures))
     if decision.reason:
-        return ConditionUpdate("Ready", False, decision.reason, decision.message)
+        return ConditionUpdate("Training", False, decision.reason, decision.message)
     if situation.can_start:
-        return ConditionUpdate("Ready", False, "Starting", "no step yet")
-    return ConditionUpdate("Ready", False, *_pending_reason(situation))
+        return ConditionUpdate("Training", False, "Starting", "no step yet")
+    return ConditionUpdate("Training", False, *_pending_reason(situation))
 
 
 def _pending_reason(situation: Situation) -> tuple[str, str]:

@@ -95,8 +95,8 @@ def status(kubectl: Kubectl) -> Manifest:
 
 
 def row(kubectl: Kubectl) -> dict[str, str]:
-    """Return the output of `kubectl get ft`, by column."""
-    head, line = kubectl("get", "ft", "openmoji", IN).splitlines()
+    """Return the output of `kubectl get ft -o wide`, by column."""
+    head, line = kubectl("get", "ft", "openmoji", "--output=wide", IN).splitlines()
     starts = [match.start() for match in re.finditer(r"\S+", head)]
     ends = [*starts[1:], None]
     return {  # a finished job has no ETA

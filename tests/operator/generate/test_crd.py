@@ -139,8 +139,9 @@ def test_subresources_columns_and_names() -> None:
     for column in version["additionalPrinterColumns"]:
         if column["type"] != "date":
             schema = SCHEMA
-            for name in column["jsonPath"].strip(".").split("."):
-                schema = schema["properties"][name]
+            path = column["jsonPath"].replace('[?(@.type=="Ready")]', ".items")
+            for name in path.strip(".").split("."):
+                schema = schema["items"] if name == "items" else schema["properties"][name]
             assert schema["type"] == column["type"]
 
 

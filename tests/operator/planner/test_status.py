@@ -15,6 +15,7 @@ import pytest
 from tests.operator.planner import pods
 from tests.operator.planner.pods import NOW, make_job
 from tests.operator.planner.pods import make_pod as pod_of_job
+from tests.operator.verdicts import CASES, CURRENT, FAILED, IN_PROGRESS
 
 from fluxtrain.contract.resource.status import (
     MAX_LOG_HEADS,
@@ -46,12 +47,36 @@ from fluxtrain_operator.planner.status import (
 )
 from fluxtrain_operator.resources.scheduling import Queueing
 
-KINDS = ["Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed"]
+KINDS = [
+    "Ready", "Reconciling", "Stalled", "Admitted", "Training", "Progressing", "Healthy", "Suspended",
+    "Complete", "Failed",
+]  # fmt: skip
+SUMMARIES = {
+    CURRENT: {("True", "False", "False")},
+    IN_PROGRESS: {
+        ("False", "True", "False"),
+        ("True", "True", "False"),
+        ("False", "False", "False"),
+    },
+    FAILED: {("False", "False", "True")},
+}
+"""The values of Ready, Reconciling and Stalled; never are the last two true at once."""
 
 
 def make_situation(status: Status | None = None, observed: Observed | None = None) -> Situation:
     job = replace(make_job(status), generation=3)
     return Situation(job, observed or Observed(), NOW, attempt=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ready_reconciling_and_stalled_summarize_a_status(name: str) -> None:
+    case = CASES[name]
+    values = {condition.type: condition.status for condition in case.status.conditions}
+    if case.generation == case.status.observed_generation:
+        assert tuple(values[kind] for kind in KINDS[:3]) in SUMMARIES[case.verdict]
+    else:
+        assert case.verdict == IN_PROGRESS, "programs that wait compare the generations first"
+    assert values.get("Training", "False") == str(case.status.phase == "Running")
 
 
 def test_the_first_status_has_all_conditions() -> None:
@@ -213,8 +238,9 @@ def test_a_job_with_an_invalid_spec_fails_with_path_and_rule() -> None:
     assert (status.phase, finished(status)) == ("Failed", True)
     assert invalid_spec_status(status, 1, ERROR, NOW + 60) == status
     assert status.completion_time == stamp(NOW)
-    assert status.conditions[0].reason == "InvalidSpec"
-    assert "spec.run.optim.beta1: got 2; must be below 1" in status.conditions[0].message
+    for condition in (c for c in status.conditions if c.type in ("Ready", "Stalled", "Failed")):
+        assert condition.reason == "InvalidSpec"
+        assert "spec.run.optim.beta1: got 2; must be below 1" in condition.message
 
 
 def test_a_running_job_survives_an_invalid_edit() -> None:

@@ -11,8 +11,14 @@ from fluxtrain.contract.model_base import ApiCount, ApiModel, model_of
 from fluxtrain.contract.process import Cause
 
 PHASES = ("Pending", "Starting", "Running", "Suspended", "Restarting", "Complete", "Failed")
-CONDITION_TYPES = ("Admitted", "Ready", "Progressing", "Healthy", "Suspended", "Complete", "Failed")
-
+CONDITION_TYPES = (
+    "Ready", "Reconciling", "Stalled", "Admitted", "Training", "Progressing", "Healthy", "Suspended",
+    "Complete", "Failed",
+)  # fmt: skip
+"""The first three summarize the others for programs that wait, as kstatus reads them."""
+NOT_OBSERVED = -1
+"""``observedGeneration`` until the operator has written a status: without it, such programs take a job that
+nobody has seen for one that is ready."""
 
 MAX_NODE_FAULTS, MAX_RETRIES, MAX_REPLACED_PODS, MAX_LOG_HEADS = 16, 64, 16, 16
 """Of the lists in a status."""
@@ -260,10 +266,10 @@ class Status(StatusModel):
 
     phase: Annotated[str, _one_of(*PHASES)] | None = None
     """Summary of the conditions, for display; programs should use the conditions."""
-    conditions: Annotated[list[Condition], Field(max_length=16)] = []
+    conditions: Annotated[list[Condition], Field(max_length=20)] = []
     """Conditions of the job, one per type."""
-    observed_generation: ApiCount | None = None
-    """metadata.generation that this status was computed from."""
+    observed_generation: Annotated[int, Field(ge=NOT_OBSERVED, le=2**31 - 1)] | None = None
+    """metadata.generation that this status was computed from; -1 if no status has been written."""
     nodes: NodesStatus | None = None
     """Ready and desired nodes."""
     selector: Annotated[str, Field(max_length=1024)] | None = None
