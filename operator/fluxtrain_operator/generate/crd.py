@@ -28,6 +28,7 @@ from fluxtrain.contract.resource.fluxtraining import (
     SHORT_NAME,
     SINGULAR,
     VERSION,
+    VERSIONS,
     FluxTraining,
     Spec,
 )
@@ -62,6 +63,7 @@ _WIDE_COLUMNS = (
 
 def custom_resource_definition() -> Manifest:
     """Return the CRD as the object that ``kubectl apply --server-side`` takes."""
+    content = _content_of_versions()  # YAML has it once, and an alias
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -77,12 +79,17 @@ def custom_resource_definition() -> Manifest:
                 "shortNames": [SHORT_NAME],
                 "categories": ["fluxtrain"],
             },
-            "versions": [{"name": VERSION, "served": True, "storage": True, **_content()}],
+            "versions": [
+                {"name": name, "served": True, "storage": name == VERSION, **content}
+                for name in VERSIONS
+            ],
+            "conversion": {"strategy": "None"},
         },
     }
 
 
-def _content() -> Manifest:
+def _content_of_versions() -> Manifest:
+    """Return what all versions have in common: conversion changes the apiVersion only."""
     return {
         "schema": {"openAPIV3Schema": resource_schema()},
         "subresources": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,7 +133,12 @@ def test_cluster_fields_have_defaults() -> None:
 
 
 def test_subresources_columns_and_names() -> None:
-    version = CRD["spec"]["versions"][0]
+    version, other = CRD["spec"]["versions"]
+    assert (version["name"], version["storage"]) == ("v1alpha1", True)
+    changed = {"name": "v1beta1", "storage": False}
+    assert other == {**version, **changed}, "without conversion their schemas must be equal"
+    assert CRD["spec"]["conversion"] == {"strategy": "None"}
+    assert len(json.dumps(CRD)) < 1 << 20, "etcd accepts 1.5 MiB"
     assert version["subresources"]["scale"]["specReplicasPath"] == ".spec.nodes.max"
     assert version["subresources"]["status"] == {}
     assert CRD["spec"]["names"]["shortNames"] == ["ft"]

@@ -36,6 +36,9 @@ from fluxtrain.contract.resource.pod_template import (
 from fluxtrain.contract.resource.status import Status
 
 VERSION, KIND = "v1alpha1", "FluxTraining"
+"""The version that the API server stores and that the operator watches."""
+VERSIONS = (VERSION, "v1beta1")
+"""All that are served; their schemas are identical."""
 PLURAL, SINGULAR, SHORT_NAME = "fluxtrainings", "fluxtraining", "ft"
 LABEL_JOB = f"{GROUP}/job"
 """Name of the job, on all of its objects. Set by the operator; used by the watches, services, network
@@ -345,7 +348,7 @@ class FluxTraining(ApiModel):
         ),
     )
 
-    api_version: Literal["fluxtrain.dev/v1alpha1"]
+    api_version: Literal["fluxtrain.dev/v1alpha1", "fluxtrain.dev/v1beta1"]
     """API version of the object."""
     kind: Literal["FluxTraining"]
     """Kind of the object."""
