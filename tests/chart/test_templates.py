@@ -147,6 +147,16 @@ def test_the_alerts_are_those_that_are_tested(template: Template) -> None:
     assert rule["spec"] == yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 
 
+@pytest.mark.parametrize(
+    "page", ["https://wiki/x?page=operator", "http://docs.example/operator.md"]
+)
+def test_alerts_link_to_the_page_that_the_values_name(template: Template, page: str) -> None:
+    rule = one(template(f'prometheusRule.runbookUrl="{page}"', apis=MONITORING), "PrometheusRule")
+    for alert in (alert for group in rule["spec"]["groups"] for alert in group["rules"]):
+        link = f"{page}#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == link
+
+
 def test_the_dashboards_are_those_that_are_tested(template: Template) -> None:
     for manifest in by_kind(template(apis=MONITORING), "ConfigMap"):
         ((name, text),) = manifest["data"].items()
@@ -348,6 +358,10 @@ def test_every_pod_meets_the_restricted_pod_security_standard(template: Template
 BAD_VALUES = [  # one of each field at a time, as Helm reports them together
     [
         *("replica=2", "replicas=0", 'watchNamespaces="team"', 'image.repository=""'),
+        *(
+            'prometheusRule.runbookUrl="docs/operator.md"',
+            'prometheusRule.runbookUrl="https://a#b"',
+        ),
         *('trainerImage.pullPolicy="Always"', 'crds.install="yes"', "gangs.kueue=true"),
         *('podMonitor.enabled="sometimes"', "resources.requests.cpu=-1"),
         'podDefaults.env=[{"name":"PET_NNODES","value":"1"}]',

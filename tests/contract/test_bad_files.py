@@ -17,7 +17,7 @@ LORA: dict[str, Any] = {"preset": "dev-lora"}
 NO_EVALUATION = {"preset": "micro", "evaluation": {"every_samples": 0, "at_end": False}}
 # (path of the change, value, the line on stderr that names it)
 BAD_FIELDS: list[tuple[str, Any, str]] = [
-    ("apiVersion", "v1", "apiVersion: got 'v1'; must be one of fluxtrain.dev/v1alpha1, fluxtrain.dev/v1beta1"),
+    ("apiVersion", "v1", "apiVersion: got 'v1'; must be one of fluxtrain.dev/v1alpha1, "),
     ("kind", MISSING, "kind: must be given: FluxTraining"),
     ("metadata", MISSING, "metadata: must be given: a mapping with some of name"),
     ("metadata.name", "Job_1", "metadata.name: got 'Job_1'; must be a name of 1 to 63"),
