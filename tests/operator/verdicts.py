@@ -11,6 +11,7 @@ from tests.operator.planner.pods import (
     PENDING,
     SUCCEEDED,
     failed,
+    lost,
     make_job,
     make_pod,
     make_pods,
@@ -26,7 +27,7 @@ from fluxtrain.contract.resource.status import Status
 from fluxtrain.errors import ConfigError
 from fluxtrain_operator.base.errors import NotPermittedError, UnreadableError
 from fluxtrain_operator.base.job import Job, Manifest
-from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod
+from fluxtrain_operator.planner.observed import CreateFailure, NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import plan, plan_invalid
 
 CURRENT, IN_PROGRESS, FAILED = "Current", "InProgress", "Failed"
@@ -118,6 +119,13 @@ def _ready() -> Iterator[tuple[str, Status]]:
     yield "trains on the nodes of its quota", _trains(job, first, create_failures=(refused,))
     store = rendezvous(job, **PENDING, waiting="ImagePullBackOff: no such image")
     yield "trains without a rendezvous pod", _trains(job, *make_pods(2, job), rendezvous=store)
+    others = [make_pod(index, job) for index in (1, 2)]
+    kept = failed(0, job=job, deleting=True, finalizers=("example.org/audit",))
+    yield "trains while a finalizer keeps a pod", _trains(job, kept, *others)
+    dead = _trains(
+        job, make_pod(0, job), *others, nodes={**lost("node-0"), "node-2": NodeView("node-2")}
+    )
+    yield "trains while a pod stays on a lost node", dead
     yield "ends", _trains(job, make_pod(0, job, **SUCCEEDED), make_pod(1, job))
     done = [make_pod(index, job, **SUCCEEDED) for index in range(2)]
     yield "is complete", _trains(job, *done)

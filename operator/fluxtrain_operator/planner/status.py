@@ -290,7 +290,8 @@ def _summary(
 def _scaling(situation: Situation, decision: Decision, failures: Sequence[CreateFailure]) -> str:
     """Return how many nodes join or leave those that train; empty if none does.
 
-    A pod for which the cluster has no room, or that the API server refuses, joins at no known time.
+    At no known time joins a pod that cannot start, as for want of room, or that the API server refuses, and
+    leaves one on a lost node or kept by a finalizer.
     """
     if decision.action != "run":
         return ""
@@ -298,7 +299,12 @@ def _scaling(situation: Situation, decision: Decision, failures: Sequence[Create
     is_refused = any(failure.reason != TERMINATING for failure in failures)
     expected = len(situation.active) if is_refused else num_max
     blocked = sum(pod.gated or pod.cannot_start for pod in situation.active)
-    joining, leaving = expected - num_running - blocked, len(situation.current) - num_max
+    left = [
+        pod
+        for pod in situation.current
+        if not (pod.ended or pod.kept_by or situation.unreachable(pod))
+    ]
+    joining, leaving = expected - num_running - blocked, len(left) - num_max
     moves = ("to leave", leaving) if leaving > 0 else ("to join", joining)
     return f"{num_running} of {num_max} nodes train; {moves[0]}: {moves[1]}" if moves[1] > 0 else ""
 
