@@ -21,6 +21,8 @@ _MOMENTS = (
 """Times of the status: reason, path and text of each."""
 
 
+_SUMMARIES = ("Ready", "Reconciling", "Stalled")
+"""Conditions that repeat others."""
 _INITIAL_REASONS = ("NotYet", "NotSuspended", "NotTraining", "AsExpected")
 """Reasons of conditions to which nothing has happened yet."""
 
@@ -82,13 +84,14 @@ def _with_step(job: Manifest, path: str, text: str) -> str:
 
 
 def _conditions(job: Manifest) -> Iterator[Entry]:
-    """Yield the last transition of each condition, but not the initial values that say nothing."""
+    """Yield the last transition of each condition, but not summaries and initial values that say nothing."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     times = [seconds(condition.get("lastTransitionTime")) for condition in conditions]
     first = min((time for time in times if time is not None), default=None)
     for condition, moment in zip(conditions, times, strict=True):
         is_initial = moment == first and condition.get("reason") in _INITIAL_REASONS
-        if moment is not None and not is_initial:
+        repeats = condition.get("type") in _SUMMARIES
+        if moment is not None and not is_initial and not repeats:
             name = f"{condition.get('type')}={condition.get('status')}"
             yield Entry(moment, name, condition.get("reason", ""), condition.get("message", ""))
 

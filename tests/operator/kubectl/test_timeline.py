@@ -44,6 +44,12 @@ def test_initial_conditions_say_nothing_and_later_ones_do() -> None:
     assert [entry.reason for entry in entries(objects)][-1] == "NotSuspended"
 
 
+def test_conditions_that_summarize_the_others_are_no_entries() -> None:
+    about = [entry.about for entry in entries(state_of(running(0), running(1)))]
+    assert "Training=False" in about
+    assert not any(name.startswith(("Ready=", "Reconciling=", "Stalled=")) for name in about)
+
+
 def test_restarts_of_a_container_are_entries() -> None:
     pod = running(0, names.RENDEZVOUS)
     times = {"startedAt": stamp(LONG_AGO - 60), "finishedAt": stamp(LONG_AGO - 9)}
