@@ -14,6 +14,9 @@ from tests.end_to_end.stage import wait_for
 from tests.operator.permissions import CHART, PROFILES, ROWS, Manifest, Row, values_file
 from tests.paths import ROOT
 
+from fluxtrain.contract.model_base import GROUP
+from fluxtrain.contract.resource.fluxtraining import VERSIONS
+
 VERSION = "/apis/admissionregistration.k8s.io/v1"
 PRIVILEGED = {"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}
 
@@ -88,7 +91,12 @@ def test_a_refusal_names_the_field_and_the_setting(server: ApiServer) -> None:
     )
     path = "spec.podTemplate.spec.containers[].securityContext.privileged"
     assert f"{path}: must be false" in response.message
-    response = server.create(jobs_in("default"), make_job("a", {"network": {"mode": "Host"}}))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_of_any_version_is_refused(server: ApiServer, version: str) -> None:
+    job = {**make_job("a", {"network": {"mode": "Host"}}), "apiVersion": f"{GROUP}/{version}"}
+    response = server.create(jobs_in("default").replace("v1alpha1", version), job)
     assert "spec.network.mode: must be Pod: jobs.hostNetwork" in response.message
 
 

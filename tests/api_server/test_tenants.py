@@ -287,7 +287,7 @@ def test_an_existing_object_is_left_alone_and_the_job_waits_for_its_name(tenants
     for job in OTHERS:
         tenants.apply(job)
     for job, (kind, name, _) in OTHERS.items():
-        message = tenants.wait(job, "Ready", "NameConflict")
+        message = tenants.wait(job, "Training", "NameConflict")
         assert f"{kind} {name} already exists and has no owner" in message
     time.sleep(12)  # of retries
     for job, (kind, name, _) in OTHERS.items():
@@ -312,7 +312,7 @@ def test_two_jobs_with_the_same_service_name_conflict(tenants: Tenants) -> None:
     tenants.apply("1")
     tenants.wait_for_pods("1", 2)
     tenants.apply("ft-1")
-    message = tenants.wait("ft-1", "Ready", "NameConflict")
+    message = tenants.wait("ft-1", "Training", "NameConflict")
     assert "Service ft-1 already exists and belongs to FluxTraining 1" in message
     tenants.kubectl("delete", "ft", "1", IN)
     tenants.kubectl("delete", "service", "ft-1", IN)
@@ -355,7 +355,7 @@ def test_a_recreated_job_does_not_adopt_the_pods_of_the_previous_one(
         f"--patch={json.dumps(done)}",
     )
     tenants.apply("again")
-    tenants.wait("again", "Ready", reason)
+    tenants.wait("again", "Training", reason)
     time.sleep(3)
     assert tenants.pods("again") == []
     assert tenants.status("again")["phase"] == "Pending"
@@ -421,14 +421,16 @@ def check_waiting(tenants: Tenants, job: str, reason: str) -> None:
     status = tenants.status(job)
     assert (status["phase"], "startTime" in status) == ("Pending", False)
     assert (
-        condition(status, "Admitted")["status"] == condition(status, "Ready")["status"] == "False"
+        condition(status, "Admitted")["status"]
+        == condition(status, "Training")["status"]
+        == "False"
     )
 
 
 def check_started(tenants: Tenants, job: str, num_pods: int) -> None:
     """Check that a job that was refused starts, and that nothing is counted as a restart."""
     tenants.wait_for_pods(job, num_pods)
-    tenants.wait(job, "Ready", "PodsPending")
+    tenants.wait(job, "Training", "PodsPending")
     restarts = tenants.status(job)["restarts"]
     assert (restarts["pod"], restarts.get("charged") or 0) == (0, 0)
     tenants.kubectl("delete", "ft", job, IN)
@@ -442,7 +444,7 @@ def test_pods_that_violate_pod_security_are_reported_until_the_template_is_chang
     try:
         wait_until_probed(tenants, "violates PodSecurity")
         tenants.apply("root", podTemplate={"spec": {"containers": NET_ADMIN}})
-        message = tenants.wait("root", "Ready", "PodSecurity")
+        message = tenants.wait("root", "Training", "PodSecurity")
         assert "NET_ADMIN" in message
         check_waiting(tenants, "root", "PodSecurity")
         tenants.apply("plain")
@@ -576,7 +578,7 @@ def test_a_revision_is_restored_before_a_pod_mounts_it(tenants: Tenants) -> None
     tenants.create("ConfigMap", name, metadata=metadata, data=data, immutable=True)
     lose_a_pod(tenants, "frozen-1")
     tenants.operator.start()
-    message = tenants.wait("frozen", "Ready", "ConfigMapRefused")
+    message = tenants.wait("frozen", "Training", "ConfigMapRefused")
     assert "immutable" in message
     assert len(tenants.pods("frozen")) == 2
     tenants.kubectl("delete", "configmap", name, IN)

@@ -52,7 +52,7 @@ def test_a_gated_job_starts_and_is_scaled_and_changed_while_it_trains(jobs: Jobs
     message = jobs.wait_for_condition("elastic", "Admitted", "SchedulingGated")
     assert message.startswith("2 pods wait at a scheduling gate")
     open_gate(jobs, "elastic-0")
-    jobs.wait("elastic", lambda s: "1 of at least 2" in condition(s, "Ready").get("message", ""))
+    jobs.wait("elastic", lambda s: "1 of at least 2" in condition(s, "Training").get("message", ""))
     assert jobs.status("elastic")["phase"] == "Pending"
     assert condition(jobs.status("elastic"), "Admitted")["status"] == "False"
     assert losses(jobs.output) == {}, "one node of two takes no step"
@@ -172,7 +172,7 @@ def test_an_unschedulable_job_has_the_schedulers_message(
     jobs: Jobs,
 ) -> None:
     jobs.apply("greedy", gpusPerNode=64, storage={})
-    message = jobs.wait_for_condition("greedy", "Ready", "Unschedulable")
+    message = jobs.wait_for_condition("greedy", "Training", "Unschedulable")
     assert message.startswith("0 of at least 1 nodes are up; greedy-0: 0/")
     assert "3 Insufficient amd.com/gpu" in message
     assert jobs.status("greedy")["phase"] == "Pending"
@@ -193,7 +193,7 @@ def test_gpus_come_from_a_driver_of_resource_claims(jobs: Jobs) -> None:
             assert "torch sees 0 GPUs in this pod" in message, "it ran, but there are no devices"
             assert jobs.pods(name)[f"{name}-0"]["spec"]["nodeName"] == node.name
         jobs.apply("greedier", **{**gpus, "gpusPerNode": 3}, gpuClaimTemplate="three")
-        message = jobs.wait_for_condition("greedier", "Ready", "Unschedulable")
+        message = jobs.wait_for_condition("greedier", "Training", "Unschedulable")
         assert "cannot allocate all claims" in message
     finally:
         processes.stop([node.process("fake-gpu-driver")])
@@ -258,7 +258,7 @@ def test_a_new_job_with_the_name_of_a_deleted_one_is_trained(jobs: Jobs) -> None
 
     jobs.kubectl("delete", "ft", "again", HERE, "--cascade=orphan")
     jobs.apply("again", **SHORT)
-    message = jobs.wait_for_condition("again", "Ready", "NameConflict")
+    message = jobs.wait_for_condition("again", "Training", "NameConflict")
     assert "has no owner: an earlier job left it; delete or rename it" in message
     status = jobs.status("again")
     assert (status["phase"], status.get("progress")) == ("Pending", None)

@@ -61,7 +61,7 @@ def test_a_foreign_object_is_reported_and_kept_and_the_job_starts_once_it_is_gon
     run(harness, 4)
     assert cluster.objects[kind, name] == theirs
     assert cluster.own("Pod") == [], "no pod starts meanwhile"
-    for condition in ("Ready", "Admitted"):
+    for condition in ("Ready", "Training", "Admitted"):
         status, reason, message = cluster.condition(condition)
         assert (status, reason) == ("False", "NameConflict")
         state = f"belongs to {owner['kind']} {owner['name']}" if owner else "has no owner"
@@ -146,7 +146,7 @@ def test_succeeded_pods_that_the_job_does_not_control_do_not_count(case: str, at
     assert cluster.own("Pod") == [], "none starts before all can"
     is_leaving = case in ("of an earlier job", "being deleted")
     reason = "PredecessorTerminating" if is_leaving else "NameConflict"
-    assert cluster.condition("Ready")[:2] == ("False", reason)
+    assert cluster.condition("Training")[:2] == ("False", reason)
     assert cluster.warnings() == ([] if is_leaving else ["NameConflict"])
 
     run(harness, lambda: [harness.delete("Pod", f"job-{index}") for index in range(4)], 2)
@@ -171,9 +171,9 @@ def test_a_pod_of_an_earlier_job_that_finalizers_keep_is_reported(
     pod = harness.cluster.put("Pod", "job-0", EARLIER_JOB, labels=labels, **deleted)
     pod |= {"spec": {"nodeName": "n1"}, "status": {"phase": phase}}
     run(harness, harness.sync, 2)
-    assert harness.cluster.condition("Ready")[:2] == ("False", reason)
+    assert harness.cluster.condition("Training")[:2] == ("False", reason)
     is_told = (
-        f"Pod job-0 is deleted, and kept by {finalizer}" == harness.cluster.condition("Ready")[2]
+        f"Pod job-0 is deleted, and kept by {finalizer}" == harness.cluster.condition("Training")[2]
     )
     assert is_told == (reason == "PredecessorKept")
     assert harness.cluster.warnings() == (["PredecessorKept"] if is_told else [])
@@ -226,7 +226,7 @@ def test_a_rejection_is_reported_once_and_retried_until_it_succeeds(
     cluster = harness.cluster
     cluster.refuse = {kind: ApiError(code, f"POST /x: {message}", "Forbidden", message)}
     run(harness, 3)
-    for condition in ("Ready", "Admitted", "Healthy"):
+    for condition in ("Ready", "Training", "Admitted", "Healthy"):
         assert cluster.condition(condition)[:2] == ("False", reason)
         assert message in cluster.condition(condition)[2]
     assert cluster.warnings() == [reason]

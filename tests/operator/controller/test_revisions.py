@@ -173,7 +173,7 @@ def test_no_pod_mounts_an_immutable_revision_with_other_content() -> None:
     tamper(harness.cluster)
     lose(harness)
     assert "job-1" not in harness.cluster.own("Pod")
-    status, reason, message = harness.cluster.condition("Ready")
+    status, reason, message = harness.cluster.condition("Training")
     assert (status, reason) == ("False", "ConfigMapRefused")
     assert REVISION[1] in message
     assert "immutable" in message
@@ -202,7 +202,7 @@ def test_a_foreign_object_with_the_name_of_the_revision_blocks_new_pods_only() -
     run(harness, 2)
     assert harness.cluster.objects[REVISION] == theirs
     assert harness.cluster.own("Pod") == ["job-0", "job-2", "job-3", "job-rendezvous"]
-    assert harness.cluster.condition("Ready")[1] == "NameConflict"
+    assert harness.cluster.condition("Training")[1] == "NameConflict"
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[object]:

@@ -95,11 +95,13 @@ def test_a_job_of_fixed_size_that_loses_a_node_keeps_its_group_until_the_place_i
     pods, nodes = make_pods(2, job, **MANAGED), lost("node-1")
     result = plan_with(job, *pods, nodes=nodes, progress=progress())
     assert (deleted(result), created(result), result.status.attempt) == (["job-1"], [], 1)
-    assert condition(result.status, "Ready") == ("False", "GroupWaits")
+    assert condition(result.status, "Training") == ("False", "GroupWaits")
     stuck = replace(pods[1], deleting=True, deletion_deadline=NOW + 180)
     waiting = plan_with(with_status(job, result.status), pods[0], stuck, nodes=nodes)
     assert (deleted(waiting), created(waiting), waiting.status.attempt) == ([], [], 1)
-    assert "until 2027-01-15T08:08:00Z for the places of job-1" in message(waiting.status, "Ready")
+    assert "until 2027-01-15T08:08:00Z for the places of job-1" in message(
+        waiting.status, "Training"
+    )
     ended = failed(1, None, job, **EVICTED)  # the node is removed, and its pod with it
     freed = plan_with(with_status(job, waiting.status), pods[0], ended, now=NOW + 200)
     assert (created(freed), groups(freed), freed.status.attempt) == (["job-2"], {"job-1"}, 1)

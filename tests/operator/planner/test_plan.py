@@ -60,7 +60,7 @@ def test_a_new_job_gets_its_objects_in_order_and_pods_for_the_maximum() -> None:
 def test_a_job_is_running_once_a_step_is_reported() -> None:
     assert plan_with(started(), *make_pods(), now=LONG_AGO + 60).status.phase == "Starting"
     status = plan_with(started(), *make_pods(), progress=progress()).status
-    assert (status.phase, condition(status, "Ready")) == ("Running", ("True", "Training"))
+    assert (status.phase, condition(status, "Training")) == ("Running", ("True", "Training"))
     assert status.progress is not None
     assert status.progress.step == 7
 
@@ -68,9 +68,9 @@ def test_a_job_is_running_once_a_step_is_reported() -> None:
 def test_an_unschedulable_job_has_the_schedulers_message() -> None:
     waiting = "Unschedulable: 0/2 nodes are available: 2 Insufficient amd.com/gpu."
     status = plan_with(started(), *make_pods(**PENDING, waiting=waiting)).status
-    assert (status.phase, condition(status, "Ready")[1]) == ("Pending", "Unschedulable")
-    assert "0 of at least 1 nodes are up" in message(status, "Ready")
-    assert "Insufficient amd.com/gpu" in message(status, "Ready")
+    assert (status.phase, condition(status, "Training")[1]) == ("Pending", "Unschedulable")
+    assert "0 of at least 1 nodes are up" in message(status, "Training")
+    assert "Insufficient amd.com/gpu" in message(status, "Training")
 
 
 def test_pods_with_scheduling_gates_are_not_admitted() -> None:
@@ -672,12 +672,14 @@ def test_a_rendezvous_pod_that_cannot_start_is_told_and_meets_the_pending_deadli
     story.plan(10, *story.pods(), rendezvous=store)
     status = story.job.status
     assert status.phase == "Pending"
-    assert condition(status, "Ready")[0] == "False"
+    assert condition(status, "Training")[0] == "False"
     assert condition(status, "Healthy") == ("False", reason)
     assert text in message(status, "Healthy")
     if store.waiting:
-        assert condition(status, "Ready")[1] == reason
-        assert message(status, "Ready").startswith("2 of at least 2 nodes are up; job-rendezvous: ")
+        assert condition(status, "Training")[1] == reason
+        assert message(status, "Training").startswith(
+            "2 of at least 2 nodes are up; job-rendezvous: "
+        )
     start = story.active_since
     assert start is not None
     waits = story.plan(start + LIMIT - 9, *story.pods(), rendezvous=store).requeue_after
@@ -695,9 +697,9 @@ def test_a_rendezvous_pod_that_is_created_is_no_problem_but_no_start_either() ->
     story.plan(10, *story.pods(), rendezvous=store)
     status = story.job.status
     assert (status.phase, condition(status, "Healthy")) == ("Pending", ("True", "AsExpected"))
-    assert condition(status, "Ready") == ("False", "ContainerCreating")
+    assert condition(status, "Training") == ("False", "ContainerCreating")
     story.plan(20, *story.pods())
-    assert condition(story.job.status, "Ready") == ("False", "Starting")
+    assert condition(story.job.status, "Training") == ("False", "Starting")
     for at in (LIMIT + 10, LIMIT + 20):  # it is replaced while trainers start
         story.plan(at, *story.pods(), rendezvous=store)
         assert (story.job.status.phase, story.failure) == ("Starting", "")
@@ -709,7 +711,7 @@ def test_a_refused_rendezvous_pod_counts_in_phase_and_deadline() -> None:
         refused = CreateFailure("Pod", "job-rendezvous", "QuotaExceeded", "no", NOW + at + 5)
         story.plan(at, *story.pods(), rendezvous=None, create_failures=(refused,))
         assert story.job.status.phase == "Pending"
-        assert condition(story.job.status, "Ready") == ("False", "QuotaExceeded")
+        assert condition(story.job.status, "Training") == ("False", "QuotaExceeded")
     story.plan(LIMIT + 10, *story.pods(), rendezvous=None, create_failures=(refused,))
     assert story.failure == "PendingDeadlineExceeded"
 
@@ -720,7 +722,7 @@ def test_a_job_that_trains_is_ready_while_its_rendezvous_pod_cannot_start() -> N
     for at in (10, LIMIT + 10):
         story.plan(at, *story.pods(), rendezvous=store, progress=progress(-at))
         assert (story.job.status.phase, story.failure) == ("Running", "")
-        assert condition(story.job.status, "Ready") == ("True", "Training")
+        assert condition(story.job.status, "Training") == ("True", "Training")
         assert condition(story.job.status, "Healthy") == ("False", "ImagePullBackOff")
 
 

@@ -382,7 +382,7 @@ def test_the_others_restarts_that_agents_tell_before_are_counted_beside_it() -> 
 def test_a_job_that_waits_for_its_failed_pod_names_it() -> None:
     job = four()
     first = plan_with(job, *others(job, 1), failed(1, job=job, **OOM), progress=progress())
-    assert message(first.status, "Ready") == "job-1: exit code 137, out of memory"
+    assert message(first.status, "Training") == "job-1: exit code 137, out of memory"
     assert first.status.pod_replacement is not None
     assert first.status.pod_replacement.time == stamp(NOW)
 
