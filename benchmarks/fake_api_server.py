@@ -84,6 +84,8 @@ class FakeApiServer:
         self.requests: list[Request] = []
         self.hidden = ""
         """A resource whose lists and watches wait."""
+        self.refused = ""
+        """The end of the paths of lists and watches that get 403."""
         self.watching: dict[asyncio.Task[Any], str] = {}
 
     def of(self, plural: str) -> Collection:
@@ -114,6 +116,14 @@ class FakeApiServer:
     def hide(self, plural: str) -> None:
         """End the watches of a resource; its lists and watches wait until `show`."""
         self.hidden = plural
+        self._end_watches(plural)
+
+    def refuse(self, path: str) -> None:
+        """End the watches of a resource in all namespaces; refuse them at paths that end with ``path``."""
+        self.refused = path
+        self._end_watches(path.rpartition("/")[2])
+
+    def _end_watches(self, plural: str) -> None:
         for task, watched in self.watching.items():
             if watched == plural:
                 task.cancel()
@@ -138,6 +148,8 @@ class FakeApiServer:
         path = _parse_path(request.path)
         if path is None:
             return _error(404)
+        if request.method == "GET" and self.refused and request.path.endswith(self.refused):
+            return _error(403)
         while request.method == "GET" and self.hidden == path.plural:
             await asyncio.sleep(0.02)
         if watch:
@@ -244,7 +256,7 @@ def _response(manifest: Manifest | None) -> web.Response:
 
 
 def _error(status: int) -> web.Response:
-    reason = {404: "NotFound", 409: "AlreadyExists"}[status]
+    reason = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists"}[status]
     return web.json_response({"message": "refused", "reason": reason}, status=status)
 
 

@@ -114,6 +114,14 @@ OPERATOR = Dashboard(
             unit="s",
         ),
         curve(
+            "Failing watches",
+            "1 while the last list or watch failed; it is retried.",
+            Query(
+                f"max by (kind, resource_namespace) ({_PREFIX}_failing_watches{_HERE})",
+                "{{kind}} {{resource_namespace}}",
+            ),
+        ),
+        curve(
             "Namespaces of another operator",
             "Its Lease fluxtrain-jobs claims them; their jobs are left to it.",
             Query(f"max({_PREFIX}_foreign_namespaces{_HERE})", "namespaces"),

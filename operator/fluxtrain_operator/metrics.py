@@ -148,6 +148,12 @@ class Metrics:
             **options,
         )
         self.unreadable_objects.labels("fluxtraining").inc(0)
+        self.failing_watches = Gauge(
+            "failing_watches",
+            "1 if the last list or watch failed.",
+            ["kind", "resource_namespace"],
+            **options,
+        )
         self.foreign_namespaces = Gauge(
             "foreign_namespaces", "Namespaces whose jobs another operator reconciles.", **options
         )

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 import aiohttp
 from aiohttp import web
@@ -47,6 +48,8 @@ NUM_WORKERS = 10
 """Jobs reconciled concurrently, at most 8 of one namespace; each mostly waits for the API server."""
 MIN_INTERVAL_SECONDS = 0.5
 """Minimum interval of a job's reconciles: one status then reports several pods that start."""
+UNSERVED_SECONDS = 5.0
+"""Until the next look at whether the namespace of a job is served again."""
 NUM_CONNECTIONS = 32
 """Connections to the API server; more are no faster, and each needs a handshake."""
 
@@ -94,7 +97,7 @@ class _Replica:
         metrics: Metrics,
         health: Health,
     ) -> None:
-        self._namespaces, self._elector = options.namespaces, elector
+        self._elector = elector
         self._metrics, self._health = metrics, health
         self._cache = Cache(NodeMarks(options.node_health))
         self._queue = WorkQueue(self._on_error, MIN_INTERVAL_SECONDS)
@@ -113,6 +116,7 @@ class _Replica:
         release = f"{options.lease_namespace}/{options.lease_name}"
         self._claims = claims = NamespaceClaims(api, release)
         metrics.foreign_namespaces.set_function(lambda: claims.num_others)
+        health.unserved = lambda: self._informers.unserved
         self._reconciler = Reconciler(
             self._cache,
             client,
@@ -125,13 +129,19 @@ class _Replica:
             options.job_policy,
             options.network_rules,
             FaultBudget(options.disruption_percent),
-            try_claim=claims.try_claim,
+            admit=self._admit,
         )
 
     def _enqueue(self, key: Key) -> None:
         """Queue a job if this replica leads; a new leader queues all."""
         if self._elector.is_leader:
             self._queue.add(key)
+
+    async def _admit(self, namespace: str) -> float:
+        """Return 0 if the jobs of ``namespace`` can be reconciled, else the seconds until the next try."""
+        if self._informers.why_unserved(namespace):
+            return UNSERVED_SECONDS
+        return await self._claims.try_claim(namespace)
 
     def _on_error(self, key: Key, error: Exception) -> None:
         if is_conflict(error):
@@ -140,7 +150,7 @@ class _Replica:
         LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch, and reconcile while leading, until the Lease is lost; set ``stop`` at any other end."""
+        """Watch, and reconcile while leading, until the Lease is lost; set ``stop`` when kopf ends."""
         informing, electing = map(asyncio.create_task, (self._informers.run(), self._elect()))
 
         async def stop_tasks() -> None:
@@ -148,18 +158,15 @@ class _Replica:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-        registry = kopf_handlers.make_registry(
-            self._cache, self._enqueue, self._metrics, self._unreadable
-        )
-        kopf_handlers.add_cleanup(registry, stop_tasks)
-        watching = asyncio.create_task(kopf_handlers.run(registry, self._namespaces))
+        registry = kopf_handlers.make_registry(stop_tasks)
+        watching = asyncio.create_task(kopf_handlers.run(registry))
         tasks = informing, electing, watching
         try:  # kopf handles the signals: when it ends, the operator ends
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done() and not task.cancelled():
                     task.result()
-            if not electing.done() or electing.cancelled():
+            if watching.done() or electing.cancelled():
                 stop.set()
         finally:
             await stop_tasks()
@@ -167,10 +174,7 @@ class _Replica:
             await asyncio.gather(watching, return_exceptions=True)
 
     async def _elect(self) -> None:
-        """Compete for the Lease with caches in sync; end when it is lost.
-
-        Without its pods in the cache, a job would be taken for one that has lost them.
-        """
+        """Compete for the Lease once a namespace is served; end when the Lease is lost."""
         await self._informers.wait_for_sync()
         LOG.info("caches synced")
         await self._elector.run(self._lead)
@@ -243,6 +247,7 @@ class Health:
         """Start unready, as the API server has not responded yet."""
         self._last_response = float("-inf")
         self._started: dict[object, float] = {}
+        self.unserved: Callable[[], tuple[bool, list[str]]] = lambda: (False, [])
 
     def record_response(self) -> None:
         """Record a response of the API server."""
@@ -256,10 +261,15 @@ class Health:
         """Record the end of ``work``."""
         self._started.pop(work, None)
 
-    @property
-    def ready(self) -> bool:
-        """Return whether this replica leads or could take over: the API server has responded recently."""
-        return time.monotonic() - self._last_response < SILENT_SECONDS
+    def readiness(self) -> tuple[bool, str]:
+        """Return whether this replica leads or could take over, and a text that says why not.
+
+        One namespace that is served suffices: the text names each that is not.
+        """
+        no_namespace, unserved = self.unserved()
+        if not no_namespace and time.monotonic() - self._last_response >= SILENT_SECONDS:
+            return False, "no response from the API server\n"
+        return not no_namespace, "\n".join([*([] if no_namespace else ["ok"]), *unserved, ""])
 
     @property
     def alive(self) -> bool:
@@ -277,10 +287,10 @@ async def serve(
         return web.Response(body=generate_latest(registry), content_type="text/plain")
 
     async def healthz(request: web.Request) -> web.Response:
-        return _probe(health.alive, "a reconcile is stuck")
+        return _probe(health.alive, "ok\n" if health.alive else "a reconcile is stuck\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        return _probe(health.ready, "no response from the API server")
+        return _probe(*health.readiness())
 
     app = web.Application()
     app.add_routes(
@@ -292,5 +302,7 @@ async def serve(
     return runner.cleanup
 
 
-def _probe(passed: bool, failure: str) -> web.Response:
-    return web.Response(text="ok\n") if passed else web.Response(text=f"{failure}\n", status=503)
+def _probe(passed: bool, text: str) -> web.Response:
+    return web.Response(
+        text=text, status=HTTPStatus.OK if passed else HTTPStatus.SERVICE_UNAVAILABLE
+    )

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl, make_job
+from tests.api_server.empty_api_server import empty_api_server
 from tests.end_to_end.stage import Operator, condition, wait_for
+from tests.paths import ROOT
 
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import MAX_BYTES
 
 NAMESPACE = "tenants"
 IN = f"--namespace={NAMESPACE}"
+CRD = "crd/fluxtrainings.fluxtrain.dev"
 DEEP = '{"a":' * 2000 + "1" + "}" * 2000
 
 
@@ -673,3 +682,126 @@ def test_a_rendezvous_pod_meets_a_quota_on_limits_and_a_limit_range(tenants: Ten
     tenants.kubectl("delete", "ft", "bound", IN)
     tenants.kubectl("delete", "quota/limits", "limitrange/bounds", IN)
     clear(tenants)
+
+
+PAIR = ("pair-a", "pair-b")
+RULES = "fluxtrain-operator-fluxtrain-system-jobs"
+
+
+def bind(kubectl: Kubectl, namespace: str) -> None:
+    """Give the operator's account in the first namespace its rights in ``namespace``."""
+    account = f"--serviceaccount={PAIR[0]}:operator"
+    here = f"--namespace={namespace}"
+    kubectl("create", "rolebinding", "operator", f"--clusterrole={RULES}", account, here)
+
+
+def kubeconfig_of(kubectl: Kubectl, folder: Path) -> Path:
+    """Return a kubeconfig of the operator's account, which may do what the chart grants."""
+    config = json.loads(kubectl.kubeconfig.read_text())
+    token = kubectl("create", "token", "operator", f"--namespace={PAIR[0]}").strip()
+    config["users"][0]["user"] = {"token": token}
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_trouble_of_one_namespace_is_only_its_own(
+    kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    documents = yaml.safe_load_all((ROOT / "manifests" / "rbac.yaml").read_text())
+    kubectl.apply(
+        *(each for each in documents if each["metadata"]["name"] == RULES and "rules" in each)
+    )
+    for namespace in PAIR:
+        kubectl("create", "namespace", namespace)
+        kubectl("create", "serviceaccount", "default", f"--namespace={namespace}")
+    kubectl("create", "serviceaccount", "operator", f"--namespace={PAIR[0]}")
+    election = ("--verb=create,get,update", "--resource=leases", f"--namespace={PAIR[0]}")
+    kubectl("create", "role", "election", *election)
+    account = f"--serviceaccount={PAIR[0]}:operator"
+    kubectl("create", "rolebinding", "election", "--role=election", account, *election[2:])
+    for namespace in PAIR:
+        bind(kubectl, namespace)
+    folder = tmp_path_factory.mktemp("pair")
+    config = kubeconfig_of(kubectl, folder)
+    options = ["--watch-nodes=false"]
+    operator = Operator(
+        kubectl, PAIR[0], folder, kubeconfig=config, others=PAIR[1:], options=options
+    )
+
+    def serve(name: str, namespace: str, *, served: bool = True) -> None:
+        kubectl.apply(make_job(name, {}), namespace=namespace)
+        here = f"--namespace={namespace}"
+        if not served:
+            time.sleep(15)
+            assert "status" not in kubectl.get("ft", name, here)
+            return
+        wait_for(
+            lambda: bool(kubectl.get("ft", name, here).get("status")), operator.log, seconds=60
+        )
+
+    operator.start()
+    try:
+        for namespace in PAIR:
+            serve("first", namespace)
+        kubectl("delete", "rolebinding", "operator", f"--namespace={PAIR[1]}")
+        wait_for(lambda: f"namespaces/{PAIR[1]}/" in operator.log(), operator.log, seconds=90)
+        serve("second", PAIR[0])
+        serve("second", PAIR[1], served=False)
+        assert probe(operator, "readyz") == (200, "ok\n")
+        bind(kubectl, PAIR[1])
+        serve("third", PAIR[1])
+        assert len(kubectl.get("pods", f"--namespace={PAIR[1]}")["items"]) > 0
+        assert operator.process is not None
+        assert operator.process.poll() is None
+    finally:
+        operator.stop()
+        for namespace in PAIR:
+            kubectl("delete", "ft", "--all", f"--namespace={namespace}")
+
+
+def probe(operator: Operator, path: str) -> tuple[int, str]:
+    """Return status and text of a probe."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{operator.port}/{path}") as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_the_crd_may_come_late_and_go_and_come_back(
+    programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    crd = f"--filename={ROOT / 'manifests' / 'crd.yaml'}"
+    with empty_api_server(tmp_path_factory.mktemp("late")) as kubectl:
+        kubectl("create", "serviceaccount", "default")
+        operator = Operator(kubectl, "default", tmp_path_factory.mktemp("late-operator"))
+        operator.start()
+
+        def is_seen(name: str) -> bool:
+            return bool(kubectl.get("ft", name, "--namespace=default").get("status"))
+
+        def wait_for_probe(status: int, text: str) -> None:
+            def seen() -> bool:
+                with suppress(OSError):
+                    found, answer = probe(operator, "readyz")
+                    return found == status and text in answer
+                return False
+
+            wait_for(seen, operator.log, seconds=90)
+
+        try:
+            for number in range(2):
+                wait_for_probe(503, "no namespace is served: /apis/fluxtrain.dev")
+                kubectl("apply", "--server-side", crd)
+                kubectl.wait_for_crds()
+                wait_for_probe(200, "ok")
+                name = f"job-{number}"
+                kubectl.apply(make_job(name, {}), namespace="default")
+                wait_for(partial(is_seen, name), operator.log)
+                kubectl("delete", CRD)
+            wait_for_probe(503, "no namespace is served")
+            assert operator.process is not None
+            assert operator.process.poll() is None
+        finally:
+            operator.stop()

@@ -19,14 +19,12 @@ from tests.operator.jobs import KEY, OWNER, make_training
 from tests.paths import ROOT
 
 from fluxtrain_operator.base import names
-from fluxtrain_operator.controller import kopf_handlers as handlers
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers
 from fluxtrain_operator.controller.leader_election import LeaderElector
 from fluxtrain_operator.controller.list_watch import UnreadableObjects
 from fluxtrain_operator.controller.reconcile import Reconciler
-from fluxtrain_operator.controller.work_queue import WorkQueue
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
@@ -35,7 +33,7 @@ from fluxtrain_operator.resources.scheduling import _GANGS, gang_of
 Permission = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""
 
-NUM_WATCHES = 10
+NUM_WATCHES = 11
 """Of pods, nodes, and the four kinds of supporting objects and of pod groups."""
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -166,7 +164,7 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
         pod["metadata"] |= {"uid": "pod", "resourceVersion": "2"}
         cache.set_pod(pod)
     metrics = Metrics(CollectorRegistry())
-    reconciler = Reconciler(cache, cluster, metrics, "trainer", jobs_known_from=0.0)
+    reconciler = Reconciler(cache, cluster, metrics, "trainer")
     await reconciler.reconcile(KEY)
 
 
@@ -188,20 +186,6 @@ async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-def watched() -> set[tuple[str, str]]:
-    """Return the permissions that kopf needs for its watch."""
-    metrics = Metrics(CollectorRegistry())
-    queue = WorkQueue(lambda key, error: None)
-    registry = handlers.make_registry(Cache(), queue, metrics, UnreadableObjects(metrics))
-    selectors = [handler.selector for handler in registry._watching.get_all_handlers()]
-    result = set()
-    for selector in selectors:
-        plural = selector.plural or selector.any_name
-        group = "" if selector.group in ("", None) else f".{selector.group}"
-        result |= {(f"{plural}{group}", verb) for verb in ("list", "watch")}
-    return result
 
 
 def granted(rendered: list[Manifest]) -> set[Permission]:
@@ -243,7 +227,7 @@ def test_the_docs_explain_every_permission_and_no_other(template: Template) -> N
 
 
 def test_the_operator_uses_every_permission_and_no_other(template: Template) -> None:
-    used = asyncio.run(used_permissions()) | watched()
+    used = asyncio.run(used_permissions())
     assert used == {(resource, verb) for resource, verb, _ in granted(template())}
 
 

@@ -139,7 +139,6 @@ class Harness:
             metrics,
             image,
         )
-        self.reconciler.jobs_known_from = 0.0
         self.cache = self.reconciler.cache
         self.cache.set_job({**make_job(), **changes})
 

@@ -135,6 +135,32 @@ class Cache:
                 self._dependents.setdefault(predecessor, set()).add(key)
         return key
 
+    def retain_jobs(self, uids: Container[str], version: int, namespace: str = "") -> list[Key]:
+        """Remove the jobs that were not listed; return their keys. As `retain_pods`."""
+        unlisted = [
+            job
+            for key, job in self._jobs.items()
+            if namespace in ("", key[0]) and job["metadata"].get("uid") not in uids
+            if key in self._outdated_jobs or (_version(job) or 0) <= version
+        ]
+        return [self.set_job(job, deleted=True) for job in unlisted]
+
+    def before_job_list(self, namespace: str = "") -> Callable[[int], None]:
+        """Return what to call with the version of the list that begins now; see `before_pod_list`."""
+        cached = {
+            key: version
+            for key, job in self._jobs.items()
+            if namespace in ("", key[0]) and (version := _version(job)) is not None
+        }
+
+        def forget(listed: int) -> None:
+            for key, version in cached.items():
+                job = self._jobs.get(key)
+                if version > listed and job is not None and _version(job) == version:
+                    self._outdated_jobs.add(key)
+
+        return forget
+
     def jobs_after(self, key: Key) -> list[Key]:
         """Return the keys of the jobs that start after the job of ``key``, which may not exist."""
         return sorted(self._dependents.get(key, ()))

@@ -66,6 +66,9 @@ class EventHandler(Protocol):
     def on_activity(self) -> None:
         """Handle the sign of a working watch: an event, a bookmark or the end of a list."""
 
+    def on_failure(self, error: Exception) -> None:
+        """Handle the failure of a list or watch, which is retried."""
+
 
 class _ListMetadata(msgspec.Struct):
     version: str = msgspec.field(name="resourceVersion")
@@ -195,14 +198,27 @@ async def list_and_watch(
             version = ""  # or etcd was rolled back: a watch of a version that it lacks is silent
             LOG.debug("%s: no event, listed again", source.path)
         except FAILURES as error:
-            warning = f"{type(error).__name__}: {error}"
-            if warning != last_warning:
-                LOG.warning("%s: %s", source.path, warning)
-            last_warning = warning
+            last_warning = _warn_once(source, error, last_warning)
+            handler.on_failure(error)
+            version = "" if is_refused(error) else version  # what happens meanwhile is not seen
         lasted = time.monotonic() - started
         slower = min(2 * backoff, _MAX_BACKOFF_SECONDS)
         backoff = _FIRST_BACKOFF_SECONDS if lasted > backoff else slower
         await asyncio.sleep(backoff)
+
+
+def _warn_once(source: ListWatch, error: Exception, last_warning: str) -> str:
+    """Log ``error``, unless ``last_warning`` was the same; return the warning."""
+    warning = f"{type(error).__name__}: {error}"
+    if warning != last_warning:
+        LOG.warning("%s: %s", source.path, warning)
+    return warning
+
+
+def is_refused(error: Exception) -> bool:
+    """Return whether the API server refuses a list or watch: no right to it, or no such resource."""
+    refusals = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND)
+    return isinstance(error, ApiError) and error.status in refusals
 
 
 async def _list(source: ListWatch, handler: EventHandler) -> str:

@@ -45,8 +45,6 @@ from fluxtrain_operator.resources.scheduling import NO_STATE, Gang, GroupState, 
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""
-_LISTING_SECONDS = 10.0
-"""After the start of the operator, until all existing jobs were listed."""
 _GROUPS_SECONDS = 0.5
 """Until the next look at whether the pod groups of a scheduler are cached."""
 _PATIENCE_SECONDS = 15.0
@@ -73,10 +71,8 @@ class Reconciler:
     network_rules: NetworkRules = NO_RULES
     fault_budget: FaultBudget = field(default_factory=FaultBudget)
     """Shared by all jobs."""
-    try_claim: Callable[[str], Awaitable[float]] | None = None
-    """Returns 0 for a namespace whose jobs are ours, else the seconds until the next try; None: all are."""
-    jobs_known_from: float = field(default_factory=lambda: time.monotonic() + _LISTING_SECONDS)
-    """Monotonic time from which all existing jobs are in the cache."""
+    admit: Callable[[str], Awaitable[float]] | None = None
+    """Returns 0 if the jobs of a namespace can be reconciled, else the seconds until the next try."""
     _states: dict[Key, JobState] = field(default_factory=dict)
     _kinds: dict[str, tuple[float, frozenset[str]]] = field(default_factory=dict)
     """When the kinds of an API version were asked for, and which are served."""
@@ -98,7 +94,7 @@ class Reconciler:
         if manifest is None or is_ignored(manifest):
             self._forget(key)
             return None
-        if self.try_claim and (left := await self.try_claim(key[0])):
+        if self.admit and (left := await self.admit(key[0])):
             self._forget(key)
             return left
         with self.metrics.reconcile_seconds.time():
@@ -192,7 +188,7 @@ class Reconciler:
         kinds = SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)
         applied = self._applied_hashes(job.uid, kinds)
         if finished(job.status):
-            awaited = self._is_awaited(key)
+            awaited = is_awaited(self.cache, key)
             return Observed.from_objects(self.cache.pods(key), applied=applied, is_awaited=awaited)
         foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         observed = Observed.from_objects(
@@ -261,12 +257,6 @@ class Reconciler:
         kind = gang.api_version, "PodGroup"
         applied = self.cache.applied.get(job.uid, kind, names.pod_group(job.name))
         return NO_STATE if applied is None else applied.state
-
-    def _is_awaited(self, key: Key) -> bool:
-        """Return whether a job that an ended job lets start may not have seen yet that it has ended."""
-        if time.monotonic() < self.jobs_known_from:
-            return True
-        return is_awaited(self.cache, key)
 
 
 def _can_answer(job: Job, plan: Plan) -> bool:

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import Key
-from fluxtrain_operator.controller import kopf_handlers
+from fluxtrain_operator.controller import informers, list_watch
 from fluxtrain_operator.controller.cache import Cache
 from fluxtrain_operator.controller.informers import Informers, _PodHandler
 from fluxtrain_operator.controller.list_watch import (
@@ -71,8 +72,6 @@ class Synced:
 
     def __init__(self, server: FakeApiServer) -> None:
         self.server, self.cache, self.enqueued = server, Cache(), list[Key]()
-        for namespace in ("ns", "one", "two", "three"):
-            self.cache.set_job(make_training(namespace=namespace))
 
     def names(self, namespace: str = "ns") -> set[str]:
         return {pod["metadata"]["name"] for pod in self.cache.pods((namespace, "job"))}
@@ -90,6 +89,8 @@ def run(
 ) -> None:
     """Run ``scenario`` with a cache of ``objects`` while the informers run."""
     server = FakeApiServer()
+    for namespace in ("ns", "one", "two", "three"):
+        server.put("fluxtrainings", make_training(namespace=namespace))
     for plural, manifest in objects:
         server.put(plural, manifest)
 
@@ -111,7 +112,9 @@ def run(
             )
             async with asyncio.timeout(60), cancelled_at_end(informers.run()):
                 await asyncio.sleep(0)  # until it has begun
-                await informers.wait_for_sync()
+                while not all(not informers.why_unserved(n) for n in namespaces or ("",)):
+                    await asyncio.sleep(0.01)
+                synced.enqueued.clear()
                 synced.informers, synced.metrics = informers, metrics
                 await scenario(synced)
 
@@ -221,6 +224,52 @@ async def test_a_watch_that_ends_is_restarted_from_its_last_version(s: Synced) -
     assert len(lists) == 1
 
 
+@synced(namespaces=("one", "two"))
+async def test_the_refusals_of_one_namespace_concern_no_other(s: Synced) -> None:
+    for plural, kind in (
+        ("fluxtrainings", "fluxtraining"),
+        ("pods", "pod"),
+        ("services", "service"),
+    ):
+        labels = {"kind": kind, "resource_namespace": "two"}
+        failing = partial(
+            s.metrics.registry.get_sample_value, "fluxtrain_operator_failing_watches", labels
+        )
+        s.server.refuse(f"/two/{plural}")
+        await until(lambda: "403" in s.informers.why_unserved("two"))
+        assert failing() == 1
+        assert s.informers.why_unserved("one") == ""
+        none_is_served, (line,) = s.informers.unserved
+        assert not none_is_served
+        assert line.startswith("two is not served: ")
+        name = f"while-{plural}-are-refused"
+        s.server.put("pods", make_pod(name, namespace="one"))
+        s.server.put("fluxtrainings", make_training(name=name, namespace="two"))
+        await until(lambda name=name: name in s.names("one"))
+        s.server.refuse("nothing")
+        await until(lambda: s.informers.unserved == (False, []))
+        assert failing() == 0
+        assert s.cache.job(("two", name)) is not None
+
+
+@synced()
+async def test_if_no_namespace_is_served_the_reason_is_told(s: Synced) -> None:
+    s.server.refuse("/pods")
+    await until(lambda: s.informers.unserved[0])
+    (line,) = s.informers.unserved[1]
+    assert line.startswith("every namespace is not served: /api/v1/pods: 403")
+
+
+@synced(("fluxtrainings", make_training(name="goes", uid="uid-goes")))
+async def test_jobs_that_were_deleted_while_their_watch_had_expired_are_forgotten(s: Synced) -> None:
+    s.server.hide("fluxtrainings")
+    s.server.remove("fluxtrainings", "ns", "goes")
+    s.server.show()
+    await until(lambda: s.enqueued == [("ns", "goes")])
+    assert s.cache.job(("ns", "goes")) is None
+    assert s.cache.job(KEY) is not None
+
+
 def test_an_unreachable_api_server_is_retried_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -239,6 +288,8 @@ def test_an_unreachable_api_server_is_retried_and_logged_once(
             raise error
 
         def on_activity(self) -> None: ...
+
+        def on_failure(self, error: Exception) -> None: ...
 
     async def main() -> None:
         server, handler = FakeApiServer(), Handler()
@@ -567,14 +618,24 @@ def test_without_a_reference_there_is_no_event_and_no_error(manifest: Manifest) 
     run_in_virtual_time(main())
 
 
+def test_the_operators_own_writes_queue_no_job() -> None:
+    metrics, queued = Metrics(CollectorRegistry()), list[object]()
+    shared = Cache(), metrics, UnreadableObjects(metrics), queued.append
+    handler = informers._JobHandler(informers.JOB, *shared)
+    for version, number in ((5, 1), (5, 1), (6, 2)):
+        handler.on_upsert(make_training(resourceVersion=str(version)))
+        assert len(queued) == number
+
+
 def test_a_job_that_cannot_be_read_is_told() -> None:
     async def main() -> None:
         reported, queued = Reported(), list[object]()
-        registry = kopf_handlers.make_registry(Cache(), queued.append, reported._metrics, reported)
-        (handler,) = registry._watching.get_all_handlers()
+        handler = informers._JobHandler(
+            informers.JOB, Cache(), reported._metrics, reported, queued.append
+        )
         job = make_training(spec={"lifecycle": {"startAfter": 5}}, generation=3)
         for _ in range(2):
-            await handler.fn(event={"type": "MODIFIED", "object": job})
+            list_watch._pass(job, handler.on_upsert, handler)
         await reported.post()
         ((reference, event),) = reported.events
         assert (reference["kind"], reference["name"]) == ("FluxTraining", "job")

@@ -579,19 +579,6 @@ async def test_a_failed_predecessor_is_removed_in_time() -> None:
 
 
 @synchronous
-async def test_a_new_leader_removes_no_predecessor_before_all_jobs_are_listed() -> None:
-    harness = Waiting()
-    harness.cache.set_job(make_job(), deleted=True)
-    harness.put_first(first("Complete", ttl=0))
-    harness.reconciler.jobs_known_from = time.monotonic() + 60
-    assert await harness.reconcile_first() == 5.0
-    assert harness.exists
-    harness.reconciler.jobs_known_from = 0.0
-    await harness.reconcile_first()
-    assert not harness.exists
-
-
-@synchronous
 async def test_a_record_of_a_job_that_is_no_predecessor_any_more_is_dropped() -> None:
     harness = Waiting(("first", "second"))
     harness.put_first(first("Complete"))
