@@ -46,6 +46,7 @@ def operator_metrics() -> list[Metric]:
     metrics.record_watch_event("node")
     metrics.count_request("GET", "pods")
     metrics.unreadable_objects.labels("Pod").inc()
+    metrics.failing_watches.labels("pod", "team").set(0)
     for phase in PHASES:
         metrics.jobs.labels(phase).set(1)
     spent = Status(timeSpent=TimeSpent(until="2026-01-01T00:00:00Z", step=9, start=1), goodput=0.9)

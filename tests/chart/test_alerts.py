@@ -73,6 +73,18 @@ def convergence(target: str = "7.3e6x60", samples: str = "1e6x60") -> Series:
     }
 
 
+NOT_SERVED, WATCH = "FluxTrainingNamespaceNotServed", {"kind": "pod", "resource_namespace": "team"}
+
+
+def failing_watch(values: str, leader: str = "1x60") -> Series:
+    """Return the series of a watch of pods in one namespace that fails while it is 1."""
+    labels = 'kind="pod",resource_namespace="team"'
+    return {
+        f"fluxtrain_operator_failing_watches{OPERATOR[:-1]},{labels}}}": values,
+        f"fluxtrain_operator_leader{OPERATOR}": leader,
+    }
+
+
 FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
     # A step each minute for ten minutes, then none: stalled after 12 minutes, restarted by nobody.
     ("FluxTrainingNoProgress", "29m", ranks("0x10 0+60x60"), JOB),
@@ -97,6 +109,7 @@ FIRES: list[tuple[str, str, Series, dict[str, str]]] = [
     (DIVERGING, "30m", convergence(samples="7.6e6x10 9e6x30"), JOB),
     ("FluxTrainingOperatorDown", "10m", {}, {}),  # not scraped
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "0x20"}, SYSTEM),
+    (NOT_SERVED, "25m", failing_watch("0x10 1x60"), {**SYSTEM, **WATCH}),
     ("FluxTrainingPendingTooLong", "35m", phase("Pending", "1x60"), SYSTEM),
     ("FluxTrainingRestartingTooLong", "35m", phase("Restarting", "2x60"), SYSTEM),
     ("FluxTrainingFailed", "25m", phase("Failed", "2x20 3x20"), SYSTEM),
@@ -138,6 +151,8 @@ SILENT: list[tuple[str, str, Series]] = [
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "1x20"}),
     # A fail-over: half a minute without a leader is normal.
     ("FluxTrainingOperatorDown", "10m", {f"fluxtrain_operator_leader{OPERATOR}": "1x8 0x1 1x20"}),
+    (NOT_SERVED, "25m", failing_watch("1x20 0x60")),
+    (NOT_SERVED, "25m", failing_watch("1x60", leader="0x60")),  # of a replica that stands by
     ("FluxTrainingPendingTooLong", "35m", phase("Pending", "1x20 0x1 1x60")),
     ("FluxTrainingRestartingTooLong", "35m", phase("Restarting", "1x10 0x60")),
     ("FluxTrainingFailed", "35m", phase("Failed", "2x20 3x40")),  # reported before

@@ -261,7 +261,9 @@ async def test_if_no_namespace_is_served_the_reason_is_told(s: Synced) -> None:
 
 
 @synced(("fluxtrainings", make_training(name="goes", uid="uid-goes")))
-async def test_jobs_that_were_deleted_while_their_watch_had_expired_are_forgotten(s: Synced) -> None:
+async def test_jobs_that_were_deleted_while_their_watch_had_expired_are_forgotten(
+    s: Synced,
+) -> None:
     s.server.hide("fluxtrainings")
     s.server.remove("fluxtrainings", "ns", "goes")
     s.server.show()
