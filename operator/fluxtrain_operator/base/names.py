@@ -73,8 +73,9 @@ COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 """Labels and annotations that Kueue and the schedulers read."""
 KUEUE_GATE = "kueue.x-k8s.io/admission"
+KUEUE_GATES = (KUEUE_GATE, "kueue.x-k8s.io/topology")
 KUEUE_FINALIZER = "kueue.x-k8s.io/managed"
-"""Gate and finalizer that Kueue sets on the pods of a group. Read by the planner."""
+"""Gates and finalizer that Kueue sets on the pods of a group. Read by the planner."""
 
 HOSTNAME = "kubernetes.io/hostname"
 

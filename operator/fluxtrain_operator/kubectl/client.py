@@ -320,7 +320,7 @@ def group_of(job: Manifest) -> str:
 
 def _workload(kubectl: Kubectl, job: Manifest, pods: list[Manifest]) -> Manifest | None:
     gates = (gate for pod in pods for gate in pod["spec"].get("schedulingGates") or ())
-    if not any(gate.get("name") == names.KUEUE_GATE for gate in gates):
+    if not any(gate.get("name") in names.KUEUE_GATES for gate in gates):
         return None
     try:
         return kubectl.get(_WORKLOADS, group_of(job))

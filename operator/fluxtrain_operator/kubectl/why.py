@@ -313,7 +313,7 @@ def gated(facts: Facts) -> Finding | None:
     condition = facts.condition("Admitted")
     if (condition["status"], condition["reason"]) != ("False", "SchedulingGated"):
         return None
-    if names.KUEUE_GATE not in condition["message"]:
+    if not any(gate in condition["message"] for gate in names.KUEUE_GATES):
         return Finding(f"waits: {condition['message']}", _remedy(facts, "SchedulingGated"))
     queue = (facts.spec.get("scheduling") or {}).get("queueName", "its queue")
     text = f"waits for Kueue to admit its pods in the queue {queue}{_kueue_reason(facts)}"

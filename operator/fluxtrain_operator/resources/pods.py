@@ -230,7 +230,7 @@ def training_pod(
         text = ",".join(slot.distrusted_nodes)
         pod["metadata"]["annotations"][names.ANNOTATION_DISTRUSTED] = text
     queueing = queueing_of(job)
-    pod["metadata"]["annotations"] |= queueing.pod_annotations(job)
+    pod["metadata"]["annotations"] |= queueing.pod_annotations(job, slot.index)
     pod["metadata"]["labels"] |= {
         names.LABEL_INDEX: str(slot.index),
         names.LABEL_ATTEMPT: str(slot.attempt),

@@ -195,8 +195,8 @@ class Queueing:
         """Return the labels of a training pod; ``group`` is the attempt that its pod group is named by."""
         return {}
 
-    def pod_annotations(self, job: Job) -> dict[str, str]:
-        """Return the annotations of a training pod."""
+    def pod_annotations(self, job: Job, index: int) -> dict[str, str]:
+        """Return the annotations of the training pod ``index``."""
         return {}
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
@@ -228,7 +228,7 @@ class Kueue(Queueing):
             names.KUEUE_GROUP: names.kueue_group(job.name, group),
         }
 
-    def pod_annotations(self, job: Job) -> dict[str, str]:
+    def pod_annotations(self, job: Job, index: int) -> dict[str, str]:
         """Return the group's size and how Kueue treats its pods.
 
         Not retriable: else Kueue keeps the names, and the quota, of ended pods until they are replaced.
@@ -241,7 +241,10 @@ class Kueue(Queueing):
         }
         if job.spec.restart.force_delete_on_lost_node:
             notes[names.KUEUE_FORCE] = "true"
-        return {**notes, **_topology(job.spec.scheduling)}
+        notes |= _topology(job.spec.scheduling)
+        if job.spec.scheduling.rank_order_label and index < job.spec.nodes.max:
+            notes[names.KUEUE_INDEX_LABEL] = names.LABEL_INDEX  # Kueue refuses a larger index
+        return notes
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
         """Return whether the size is unchanged: a group has a fixed number of pods."""
@@ -250,13 +253,9 @@ class Kueue(Queueing):
 
 def _topology(scheduling: Scheduling) -> dict[str, str]:
     """Return the topology that Kueue requires or prefers; it assigns nodes in the order of the index."""
-    if scheduling.required_topology is not None:
-        topology = {names.KUEUE_REQUIRED_TOPOLOGY: scheduling.required_topology}
-    elif scheduling.topology is not None:
-        topology = {names.KUEUE_PREFERRED_TOPOLOGY: scheduling.topology}
-    else:
-        return {}
-    return {**topology, names.KUEUE_INDEX_LABEL: names.LABEL_INDEX}
+    if label := scheduling.required_topology:
+        return {names.KUEUE_REQUIRED_TOPOLOGY: label}
+    return {names.KUEUE_PREFERRED_TOPOLOGY: label} if (label := scheduling.topology) else {}
 
 
 _NO_QUEUE, _KUEUE = Queueing(), Kueue()

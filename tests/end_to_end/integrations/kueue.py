@@ -22,11 +22,14 @@ from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import wait_for
 
 GROUP = "kueue.x-k8s.io"
-GATE = f"{GROUP}/admission"
+GATES = [f"{GROUP}/admission", f"{GROUP}/topology"]
+"""Of each pod: Kueue removes the second one with the first if it assigns no topology."""
 FINALIZER = f"{GROUP}/managed"
 RESOURCE = "amd.com/gpu"
 _MODULE = "sigs.k8s.io/kueue"
 _OWN_NAMESPACE = "kueue-system"
+_OVERLAY = 'mount -t overlay kueue -o "lowerdir=$1:/etc" /etc && shift && exec "$@"'
+"""Runs a program with a folder's files in its /etc, where Kueue wants the certificate of its metrics."""
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
 
@@ -64,8 +67,11 @@ class Kueue:
         self.kubectl("delete", "--ignore-not-found", f"--filename={self._crds}")
         self.kubectl("delete", "--ignore-not-found", "namespace", _OWN_NAMESPACE)
 
-    def create_queue(self, name: str, gpus: int) -> None:
-        """Create a queue with a quota of ``gpus``, where a higher priority preempts."""
+    def create_queue(self, name: str, gpus: int, topology: str = "") -> None:
+        """Create a queue with a quota of ``gpus``, where a higher priority preempts.
+
+        ``topology`` is the label of racks, in which it assigns nodes.
+        """
         quota = {"name": name, "resources": [{"name": RESOURCE, "nominalQuota": gpus}]}
         resources = [{"coveredResources": [RESOURCE], "flavors": [quota]}]
         preempting = {"withinClusterQueue": "LowerPriority"}
@@ -74,9 +80,13 @@ class Kueue:
             "resourceGroups": resources,
             "preemption": preempting,
         }
-        version = f"{GROUP}/v1beta1"
+        version = f"{GROUP}/v1beta2"
+        levels = [{"nodeLabel": label} for label in (topology, "kubernetes.io/hostname")]
+        nodes = {"nodeLabels": {"kubernetes.io/os": "linux"}, "topologyName": name}
+        if topology:
+            self.kubectl.apply(_object(version, "Topology", name, spec={"levels": levels}))
         self.kubectl.apply(
-            _object(version, "ResourceFlavor", name),
+            _object(version, "ResourceFlavor", name, spec=nodes if topology else {}),
             _object(version, "ClusterQueue", name, spec=shared),
             _object(version, "LocalQueue", name, spec={"clusterQueue": name}),
             namespace=self.namespace,
@@ -84,7 +94,7 @@ class Kueue:
 
     def remove_queue(self, name: str) -> None:
         """Remove an empty queue."""
-        for kind in ("localqueue", "clusterqueue", "resourceflavor"):
+        for kind in ("localqueue", "clusterqueue", "resourceflavor", "topology"):
             self.kubectl(
                 *("delete", f"{kind}.{GROUP}", name, "--ignore-not-found"),
                 *(f"--namespace={self.namespace}", "--timeout=30s"),
@@ -108,8 +118,8 @@ class Kueue:
         return self._sources / "crd" / "bases"
 
     def _start(self, program: Path) -> None:
-        certificates = self._folder / "certificates"
-        certificates.mkdir()
+        certificates = self._folder / "etc" / "kueue" / "metrics" / "certs"
+        certificates.mkdir(parents=True)
         shutil.copy(SERVER.certificate, certificates / "tls.crt")
         shutil.copy(SERVER.key, certificates / "tls.key")
         config = self._folder / "kueue.json"
@@ -118,6 +128,7 @@ class Kueue:
         with (self._folder / "kueue.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [
+                    *("unshare", "--mount", "sh", "-c", _OVERLAY, "sh", self._folder / "etc"),
                     *(program, f"--config={config}", "--zap-log-level=3"),
                     "--feature-gates=VisibilityOnDemand=false,MultiKueue=false",
                 ],
@@ -130,7 +141,7 @@ class Kueue:
     def _configuration(self, certificates: Path) -> Manifest:
         webhook = {"host": BRIDGE_ADDRESS, "port": self._ports["webhook"]}
         return {
-            "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
             "kind": "Configuration",
             "namespace": _OWN_NAMESPACE,
             "health": {"healthProbeBindAddress": f"127.0.0.1:{self._ports['health']}"},
@@ -138,10 +149,8 @@ class Kueue:
             "webhook": {**webhook, "certDir": str(certificates)},
             "internalCertManagement": {"enable": False},
             "leaderElection": {"leaderElect": False},
-            "integrations": {
-                "frameworks": ["pod"],
-                "podOptions": {"namespaceSelector": _only(self.namespace)},
-            },
+            "integrations": {"frameworks": ["pod"]},
+            "managedJobsNamespaceSelector": _only(self.namespace),
         }
 
     def _webhooks(self) -> list[Manifest]:

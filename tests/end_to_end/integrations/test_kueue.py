@@ -16,7 +16,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.integrations.kueue import FINALIZER, GATE, RESOURCE, Kueue
+from tests.end_to_end.integrations.kueue import FINALIZER, GATES, RESOURCE, Kueue
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples
 from tests.end_to_end.stage import RUN, condition, is_complete, job, losses, wait_for
 from tests.faults.injections.processes import AGENT, RANK, kill_for_memory, pids
@@ -27,6 +27,7 @@ NAMESPACE = "queued"
 HERE = f"--namespace={NAMESPACE}"
 QUEUE = "team"
 URGENT = "queued-urgent"
+RACK = "example.com/rack"
 SHORT = {**RUN, "schedule": {"steps": 2}}
 
 
@@ -42,12 +43,13 @@ class QueuedJobs(Jobs):
         """Create a job of ``fewest`` to ``num_nodes`` pods in the queue; without ``run`` it is short."""
         self.sizes[name] = num_nodes
         scheduling = {"queueName": QUEUE, **spec.pop("scheduling", {})}
+        gpus = {RESOURCE: str(spec.pop("gpus", 1))}
         fixed = {"nodes": {"min": fewest, "max": num_nodes}, "scheduling": scheduling}
         own = {} if "run" in spec else {"run": SHORT, "storage": {}}
         manifest = job(name, **fixed, **own, **spec)
         # the nodes' GPUs are fake: the quota counts them, the trainer must not expect any
         (trainer,) = manifest["spec"]["podTemplate"]["spec"]["containers"]
-        trainer["resources"] = {"requests": {RESOURCE: "1"}, "limits": {RESOURCE: "1"}}
+        trainer["resources"] = {"requests": gpus, "limits": gpus}
         self.kubectl.apply(manifest, namespace=NAMESPACE)
 
     def suspend(self, name: str, suspend: bool) -> None:
@@ -71,7 +73,7 @@ class QueuedJobs(Jobs):
 
     def wait_until_gated(self, name: str) -> Manifest:
         """Wait until the job waits for admission and reports it."""
-        message = f"{self.sizes[name]} pods wait at a scheduling gate: {GATE}"
+        message = f"{self.sizes[name]} pods wait at a scheduling gate: {', '.join(GATES)}"
         status = self.wait_until(
             name,
             lambda s: condition(s, "Admitted").get("message") == message,
@@ -80,7 +82,7 @@ class QueuedJobs(Jobs):
         admitted = condition(status, "Admitted")
         assert (admitted["status"], admitted["reason"]) == ("False", "SchedulingGated")
         for pod in self.training_pods(name).values():
-            assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == [GATE]
+            assert [gate["name"] for gate in pod["spec"]["schedulingGates"]] == GATES
             assert FINALIZER in pod["metadata"]["finalizers"]
         return status
 
@@ -193,7 +195,7 @@ def test_a_suspended_job_releases_its_quota_whether_it_trains_or_waits(jobs: Que
 def test_a_job_that_hangs_restarts_in_place_and_keeps_its_quota_while_another_waits(
     jobs: QueuedJobs,
 ) -> None:
-    restart = {"noProgressSeconds": 60}
+    restart = {"noProgressSeconds": 30}
     jobs.suspend("first", False)
     jobs.wait_until_runs("first")
     patch = json.dumps({"spec": {"restart": restart}})
@@ -234,6 +236,45 @@ def test_a_restart_of_all_pods_keeps_the_quota_while_another_waits(jobs: QueuedJ
     assert condition(jobs.status("sixth"), "Admitted")["reason"] == "SchedulingGated"
     jobs.suspend("fifth", True)
     jobs.wait_until("sixth", is_complete, "is complete")
+
+
+def test_kueue_places_all_pods_of_a_job_in_one_rack(jobs: QueuedJobs, racks: str) -> None:
+    """Each pod needs a node of its own: the only rack with two of them has room."""
+    stage.make_output(jobs.kubectl, NAMESPACE, "seventh", jobs.output.with_name("seventh"))
+    storage = {"output": {"persistentVolumeClaim": {"claimName": "seventh"}}}
+    scheduling = {"queueName": racks, "requiredTopology": RACK}
+    jobs.apply("seventh", 2, 2, run=ENDLESS, storage=storage, scheduling=scheduling, gpus=5)
+    jobs.wait_until_runs("seventh")
+    assert nodes_of(jobs, "seventh") == {"seventh-0": "node-1", "seventh-1": "node-2"}
+    jobs.kubectl("delete", "pod", "seventh-0", HERE, "--wait=false")
+    placed = {"seventh-1": "node-2", "seventh-2": "node-1"}
+    wait_for(
+        lambda: nodes_of(jobs, "seventh") == placed,
+        lambda: jobs.debug_text("seventh", jobs.status("seventh")),
+    )
+    jobs.wait_until("seventh", lambda s: s["nodes"]["ready"] == 2, "has both nodes")
+    jobs.suspend("seventh", True)
+    jobs.wait_until_suspended("seventh")
+
+
+@pytest.fixture
+def racks(jobs: QueuedJobs) -> Iterator[str]:
+    """Return a queue that knows the racks of nodes, one with one node and one with two."""
+    for node, rack in (("node-0", "small"), ("node-1", "large"), ("node-2", "large")):
+        jobs.kubectl("label", "node", node, f"{RACK}={rack}")
+    jobs.kueue.create_queue("racks", gpus=10, topology=RACK)
+    try:
+        yield "racks"
+    finally:
+        jobs.kubectl("delete", "fluxtraining", "seventh", HERE, "--ignore-not-found")
+        jobs.kueue.remove_workloads()
+        jobs.kueue.remove_queue("racks")
+        jobs.kubectl("label", "node", "--all", f"{RACK}-")
+
+
+def nodes_of(jobs: QueuedJobs, name: str) -> dict[str, str]:
+    pods = jobs.training_pods(name).items()
+    return {pod: manifest["spec"].get("nodeName", "") for pod, manifest in pods}
 
 
 def run_out_of_memory(jobs: QueuedJobs, name: str, pod: str) -> None:

@@ -27,13 +27,28 @@ from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import Straggler
 from fluxtrain_operator.kubectl.client import JobObjects
 from fluxtrain_operator.kubectl.why import explanation
-from fluxtrain_operator.planner.observed import CreateFailure, NodeView, name_conflict
+from fluxtrain_operator.planner.observed import (
+    CreateFailure,
+    NodeView,
+    name_conflict,
+    no_pod_group,
+)
 from fluxtrain_operator.planner.status import invalid_spec_status
+from fluxtrain_operator.resources.scheduling import GroupState
 
 RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
 STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))
 SLOW = Straggler(rank=9, pod="uid-job-1", cause="compute", slowdown=1.4)
 QUEUED = {"scheduling": {"queueName": "team-a"}}
+VOLCANO = {"scheduling": {"gang": "volcano", "queueName": "team"}}
+NO_API = no_pod_group(
+    {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": "job-gang"},
+    },
+    "the cluster does not serve it",
+)
 NO_GPU = "0/8 nodes are available: 8 Insufficient amd.com/gpu."
 NOT_FOUND = "rpc error: code = NotFound desc = trainer:2: not found"
 NO_CLAIM = '0/8 nodes are available: persistentvolumeclaim "data" not found.'
@@ -249,6 +264,25 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
     "kueue_without_a_workload": (
         state_of(*gated(names.KUEUE_GATE, spec=QUEUED), spec=QUEUED),
         ("waits for Kueue to admit its pods in the queue team-a.",),
+    ),
+    "kueue_places_pods": (
+        state_of(*gated("kueue.x-k8s.io/topology", spec=QUEUED), spec=QUEUED),
+        ("waits for Kueue to admit its pods in the queue team-a.",),
+    ),
+    "no_pod_groups": (
+        state_of(create_failures=(NO_API,), spec=VOLCANO),
+        (
+            "waits: spec.scheduling.gang needs PodGroup job-gang of scheduling.volcano.sh/v1beta1, but",
+            "the cluster does not serve it",
+            "the chart's value gangs",
+        ),
+    ),
+    "volcano": (
+        state_of(spec=VOLCANO, group_state=GroupState("Pending", "no room")),
+        (
+            "waits: the pod group job-gang waits in Volcano's queue team: no room.",
+            "`kubectl describe podgroups.scheduling.volcano.sh -n team -l fluxtrain.dev/job=job`",
+        ),
     ),
     "other_gate": (
         state_of(*gated("example.org/gate")),

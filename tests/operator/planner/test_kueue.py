@@ -44,6 +44,7 @@ from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import MembersReport, Progress, RankProgress
 from fluxtrain_operator.planner.observed import NodeView, Observed, Pod
 from fluxtrain_operator.planner.plan import Plan
+from fluxtrain_operator.resources.pods import Slot, training_pod
 
 QUEUE = {"scheduling": {"queueName": "team"}}
 MANAGED: dict[str, Any] = {"finalizers": (names.KUEUE_FINALIZER,)}
@@ -243,6 +244,15 @@ def test_a_restart_without_kueue_keeps_no_pod() -> None:
     pods = make_pods(2, job)
     result = plan_with(job, *pods, progress=STALLED, any_progress=STALLED)
     assert deleted(result) == ["job-0", "job-1"]
+
+
+def test_only_indices_of_the_group_order_its_nodes() -> None:
+    """Kueue refuses a group, a pod of which has an index beyond its size."""
+    job = started(scheduling={"queueName": "team", "topology": "example.com/rack"})
+    first, _, *_, last = (training_pod(job, Slot(index)) for index in range(5))
+    notes = [pod["metadata"]["annotations"] for pod in (first, last)]
+    assert [names.KUEUE_INDEX_LABEL in each for each in notes] == [True, False]
+    assert {each[names.KUEUE_PREFERRED_TOPOLOGY] for each in notes} == {"example.com/rack"}
 
 
 def test_pods_of_a_job_that_allows_force_tell_kueue_so() -> None:
