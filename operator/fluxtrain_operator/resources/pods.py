@@ -36,6 +36,7 @@ from fluxtrain_operator.resources.volumes import (
     rendezvous_resources_of,
     resources_of,
     volumes,
+    with_key,
 )
 
 NODES_ARGUMENT = "--nodes="
@@ -114,7 +115,7 @@ def _rendezvous_pod(job: Job) -> Manifest:
             "nodeSelector": node_selector_of(job),
             "imagePullSecrets": _pull_secrets(job),
             "containers": [_rendezvous(job)],
-            "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume(job)],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, key_volume()],
             **_priority(job),
         },
     }
@@ -287,11 +288,12 @@ def _pod(job: Job, component: str, revision: Revision) -> Manifest:
         names.ANNOTATION_RENDEZVOUS: revision.rendezvous_version,
         names.ANNOTATION_DEFAULT_CONTAINER: component,
     }
-    labels = dict(metadata["labels"])
+    labels, spec = dict(metadata["labels"]), revision.pod_specs[component]
+    keyed = [with_key(volume, job) for volume in spec["volumes"]]
     return {
         **template,
         "metadata": {**metadata, "labels": labels, "annotations": annotations},
-        "spec": {**revision.pod_specs[component], **place},
+        "spec": {**spec, **place, "volumes": keyed},
     }
 
 

@@ -56,7 +56,7 @@ def volumes(job: Job) -> list[Manifest]:
         {"name": "output", **_source(storage.output)},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}},
         {"name": "tmp", "emptyDir": {}},
-        key_volume(job),
+        key_volume(),
         *_snapshots(job),
     ]
 
@@ -218,10 +218,17 @@ def with_new_key(manifest: Manifest) -> Manifest:
     return {**manifest, "stringData": {KEY_FILE: secrets.token_hex(32)}}
 
 
-def key_volume(job: Job) -> Manifest:
-    """Return the volume with the key."""
+def key_volume() -> Manifest:
+    """Return the volume with the key; the secret is filled in later, as its name has the job's uid."""
+    return {"name": KEY_VOLUME, "secret": {"secretName": "", "defaultMode": 0o440}}
+
+
+def with_key(volume: Manifest, job: Job) -> Manifest:
+    """Return ``volume`` with the secret of ``job``, if it is that of the key; else unchanged."""
+    if volume["name"] != KEY_VOLUME:
+        return volume
     name = names.rendezvous_key(job.name, job.uid)
-    return {"name": KEY_VOLUME, "secret": {"secretName": name, "defaultMode": 0o440}}
+    return {**volume, "secret": {**volume["secret"], "secretName": name}}
 
 
 def key_mount() -> Manifest:
