@@ -73,8 +73,11 @@ class ObjectStore:
         return self.objects.get((manifest["kind"], manifest["metadata"]["name"]))
 
     async def list_unwatched_pods(self, namespace: str) -> list[Manifest]:
-        pods = [encoded(m) for (kind, _), m in self.objects.items() if kind == "Pod"]
+        pods = await self.list_pods(namespace)
         return [pod for pod in pods if names.LABEL_JOB not in pod["metadata"]["labels"]]
+
+    async def list_pods(self, namespace: str, selector: str = "") -> list[Manifest]:
+        return [encoded(m) for (kind, _), m in self.objects.items() if kind == "Pod"]
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
         existing = self.objects.get((manifest["kind"], manifest["metadata"]["name"]))

@@ -81,10 +81,14 @@ class KubernetesApi:
 
     async def list_unwatched_pods(self, namespace: str) -> list[Manifest]:
         """Return the pods of jobs that no watch finds: they have lost the label of their job."""
-        selector = quote(
-            f"!{names.LABEL_JOB},{names.LABEL_COMPONENT} in ({names.TRAINER},{names.RENDEZVOUS})"
+        return await self.list_pods(
+            namespace,
+            f"!{names.LABEL_JOB},{names.LABEL_COMPONENT} in ({names.TRAINER},{names.RENDEZVOUS})",
         )
-        path = f"{collection('v1', namespace, 'Pod')}?labelSelector={selector}"
+
+    async def list_pods(self, namespace: str, selector: str = "") -> list[Manifest]:
+        """Return the pods in ``namespace`` with all their fields, which the cache does not keep."""
+        path = f"{collection('v1', namespace, 'Pod')}?labelSelector={quote(selector)}"
         return list((await self._request("GET", path)).get("items", []))
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:

@@ -21,6 +21,7 @@ from fluxtrain_operator.controller.api_client import KINDS, KubernetesApi
 from fluxtrain_operator.controller.cache import Cache, Kind, Name
 from fluxtrain_operator.planner.guard import DISRUPTION_PERCENT, NODE_FAULTS, Delete
 from fluxtrain_operator.planner.observed import (
+    NAME_CONFLICT,
     NO_POD_GROUPS,
     CreateFailure,
     is_controlled_by,
@@ -28,9 +29,11 @@ from fluxtrain_operator.planner.observed import (
     name_conflict,
     no_pod_group,
     rejected,
+    restored,
     unwatched,
 )
 from fluxtrain_operator.planner.plan import Event, Plan
+from fluxtrain_operator.resources.existing import is_ownerless, is_restored, is_restored_pod
 from fluxtrain_operator.resources.scheduling import gang_of
 from fluxtrain_operator.resources.volumes import with_new_key
 
@@ -55,6 +58,12 @@ class JobState:
     """Why objects could not be created at the last try."""
     revision: Revision | None = None
     """The revision that was read last."""
+    restored: list[tuple[Manifest, Manifest]] = field(default_factory=list)
+    """Objects that could not be created, and the existing ones without an owner that have their content."""
+    compared: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Whether a pod without an owner runs what a revision has, by uid and revision."""
+    conflicts: frozenset[Name] = frozenset()
+    """Others' objects in the way since which no pod was looked for that has a name of the job's."""
     has_searched: bool = False
     """Whether pods that no watch finds were searched for since the job is to stop."""
 
@@ -95,7 +104,9 @@ class Executor:
         await _gather(self._delete(job, deletion) for deletion in plan.delete)
         pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
         support = [desired for desired in plan.create if desired["kind"] != "Pod"]
+        state.restored.clear()
         await _gather(self._ensure(job, desired, state) for desired in support)
+        await self._adopt(job, state)
         if not any(_name(desired) in state.create_failures for desired in support):
             await self._create_pods(job, pods, state)  # which mount the config map
         for event in plan.events:
@@ -130,6 +141,36 @@ class Executor:
         runs = (p for p in own if mapping(p, "status").get("phase") not in ("Succeeded", "Failed"))
         failures = map(unwatched, runs)
         return tuple(failure for failure in failures if failure is not None)
+
+    async def foreign_pods(
+        self, job: Job, revision: Revision, state: JobState
+    ) -> list[CreateFailure]:
+        """Return the failures that pods with the job's label cause which it does not control.
+
+        Those without an owner are compared with ``revision``. Whenever others' objects are in the way,
+        ``state`` gets the pods without the label that have names of the job's, too: one message has all.
+        """
+        foreign = self.cache.foreign_pods((job.namespace, job.name))
+        known = [*state.create_failures.values(), *(_conflict(pod, job) for pod in foreign)]
+        conflicts = {(f.kind, f.name) for f in known if f.reason == NAME_CONFLICT}
+        ownerless = {(_uid(pod), revision.name) for pod in foreign if is_ownerless(pod)}
+        unknown = ownerless - state.compared.keys()
+        if unknown or conflicts - state.conflicts:
+            state.compared |= dict.fromkeys(unknown, False)
+            state.conflicts = frozenset(conflicts)
+            for pod in await self.api.list_pods(job.namespace):
+                if (_uid(pod), revision.name) in unknown:
+                    verdict = is_restored_pod(pod, job, revision)
+                    state.compared[_uid(pod), revision.name] = verdict
+                elif _has_name_of(job, pod) and not is_controlled_by(pod, job.uid):
+                    failure = _conflict(pod, job).with_backoff(None, time.time())
+                    state.create_failures.setdefault(("Pod", failure.name), failure)
+        return [
+            restored(pod)
+            if state.compared.get((_uid(pod), revision.name)) and is_ownerless(pod)
+            else _conflict(pod, job)
+            for pod in foreign
+        ]
 
     async def _delete(self, job: Job, deletion: Delete) -> None:
         version = KINDS.get(deletion.kind) or gang_of(job).api_version
@@ -177,7 +218,7 @@ class Executor:
         name = _name(desired)
         before = state.create_failures.pop(name, None)
         try:
-            failure = await self._create_or_apply(job, desired)
+            failure = await self._create_or_apply(job, desired, state)
         except ApiError as error:
             if not is_rejection(error):
                 raise
@@ -185,7 +226,9 @@ class Executor:
         if failure is not None:
             state.create_failures[name] = failure.with_backoff(before, time.time())
 
-    async def _create_or_apply(self, job: Job, desired: Manifest) -> CreateFailure | None:
+    async def _create_or_apply(
+        self, job: Job, desired: Manifest, state: JobState
+    ) -> CreateFailure | None:
         """Create or change an object; return the failure if another owner's object has its name.
 
         A known object is changed only if its uid is unchanged; any other is created. Another owner's
@@ -202,6 +245,8 @@ class Executor:
         if existing is None:
             existing = await self.api.get(desired)
             if existing is not None and not is_controlled_by(existing, job.uid):
+                if desired["kind"] != "Pod" and is_restored(existing, desired):
+                    state.restored.append((desired, existing))
                 return name_conflict(desired["kind"], existing, job.name)
             if existing is not None and desired["kind"] == "Pod" and (lost := unwatched(existing)):
                 return lost
@@ -209,6 +254,39 @@ class Executor:
                 existing = await self.api.apply(desired, existing["metadata"]["uid"])
         self._record(job, existing, desired)
         return None
+
+    async def _adopt(self, job: Job, state: JobState) -> None:
+        """Adopt the objects that a backup brought back, if the job's revision is one of them.
+
+        The content of the revision is the proof; it comes last, so that the proof holds until all are done.
+        """
+        found = sorted(state.restored, key=lambda pair: pair[0]["kind"] == "ConfigMap")
+        if not found or found[-1][0]["kind"] != "ConfigMap":
+            return
+        for desired, existing in found:
+            name = _name(desired)
+            try:
+                adopted = await self._take_over(desired, existing["metadata"])
+            except ApiError as error:
+                if not is_rejection(error):
+                    raise
+                state.create_failures[name] = rejected(desired, error).with_backoff(
+                    None, time.time()
+                )
+                return
+            self._record(job, adopted, desired)
+            state.create_failures.pop(name, None)
+            LOG.info("%s/%s: adopts the restored %s %s", job.namespace, job.name, *name)
+
+    async def _take_over(self, desired: Manifest, metadata: Manifest) -> Manifest | None:
+        """Set the controller reference of an unchanged object, then the rest; None if it has changed."""
+        identity = {key: metadata[key] for key in ("name", "namespace", "resourceVersion")}
+        owners = {"ownerReferences": desired["metadata"]["ownerReferences"]}
+        header = {key: desired[key] for key in ("apiVersion", "kind")}
+        owned = await self.api.apply(
+            {**header, "metadata": {**identity, **owners}}, metadata["uid"]
+        )
+        return None if owned is None else await self.api.apply(desired, metadata["uid"])
 
     def _record(self, job: Job, existing: Manifest | None, desired: Manifest) -> None:
         """Store the response to a request for ``desired``; raise ApiError if the object is gone."""
@@ -228,6 +306,24 @@ async def _gather(requests: Iterable[Awaitable[None]]) -> None:
     for error in results:
         if error is not None:
             raise error
+
+
+def _conflict(pod: Mapping[str, Any], job: Job) -> CreateFailure:
+    return name_conflict("Pod", pod, job.name)
+
+
+def _has_name_of(job: Job, pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod without the job's label has the name of one that ``job`` creates."""
+    name = pod["metadata"]["name"]
+    if mapping(pod["metadata"], "labels").get(names.LABEL_JOB) == job.name:
+        return False
+    index = name.rpartition("-")[2]
+    is_training = index.isdecimal() and name == names.pod(job.name, int(index))
+    return name == names.rendezvous(job.name) or (is_training and int(index) < job.spec.nodes.max)
+
+
+def _uid(manifest: Mapping[str, Any]) -> str:
+    return str(manifest["metadata"].get("uid", ""))
 
 
 def _name(manifest: Mapping[str, Any]) -> Name:

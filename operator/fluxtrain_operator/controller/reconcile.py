@@ -37,10 +37,17 @@ from fluxtrain_operator.controller.executor import (
 from fluxtrain_operator.controller.pollers import MembersPoller, ProgressPoller
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.groups import FAILED
-from fluxtrain_operator.planner.observed import Observed, is_controlled_by, name_conflict
-from fluxtrain_operator.planner.plan import Plan, load, plan_invalid, revision_to_read
+from fluxtrain_operator.planner.observed import Observed, is_controlled_by
+from fluxtrain_operator.planner.plan import (
+    Plan,
+    load,
+    plan_invalid,
+    revision_of_pods,
+    revision_to_read,
+)
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
+from fluxtrain_operator.resources.existing import is_ownerless
 from fluxtrain_operator.resources.scheduling import NO_STATE, Gang, GroupState, gang_of
 
 RESYNC_SECONDS = 600.0
@@ -190,7 +197,6 @@ class Reconciler:
         if finished(job.status):
             awaited = is_awaited(self.cache, key)
             return Observed.from_objects(self.cache.pods(key), applied=applied, is_awaited=awaited)
-        foreign_pods = (name_conflict("Pod", pod, job.name) for pod in self.cache.foreign_pods(key))
         observed = Observed.from_objects(
             self.cache.pods(key),
             final_pod=self.cache.final_pod(key),
@@ -203,13 +209,17 @@ class Reconciler:
             predecessors=phases_of_predecessors(self.cache, job),
             cycle=cycle_of(self.cache, key) if job.spec.lifecycle.start_after else (),
             applied=applied,
-            create_failures=(*state.create_failures.values(), *foreign_pods),
             group_state=self._group_state(job, gang),
         )
         name = revision_to_read(job, observed, time.time())
-        if name is None:
+        if name is not None:
+            stored = await self._read_revision(job, name, state)
+            observed = replace(observed, revision=stored)
+        if not (state.create_failures or self.cache.foreign_pods(key)):
             return observed
-        return replace(observed, revision=await self._read_revision(job, name, state))
+        revision = revision_of_pods(job, observed, time.time())
+        foreign = await self.executor.foreign_pods(job, revision, state)
+        return replace(observed, create_failures=(*state.create_failures.values(), *foreign))
 
     def _applied_hashes(self, uid: str, kinds: Mapping[str, str]) -> dict[Name, str]:
         applied = self.cache.applied.of(uid, kinds)
@@ -219,12 +229,18 @@ class Reconciler:
         return self.cache.fault_history.distrust(time.time())
 
     async def _read_revision(self, job: Job, name: str, state: JobState) -> Revision | None:
-        """Return the revision of the job; None if it is gone, changed or another owner's."""
+        """Return the revision of the job; None if it is gone, changed or another owner's.
+
+        One without an owner counts if the status names it, and with that its content.
+        """
         if state.revision is None or state.revision.name != name:
             metadata = {"name": name, "namespace": job.namespace}
             sought = {"apiVersion": KINDS["ConfigMap"], "kind": "ConfigMap", "metadata": metadata}
             stored = await self.api.get(sought)
-            own = stored is not None and is_controlled_by(stored, job.uid)
+            own = stored is not None and (
+                is_controlled_by(stored, job.uid)
+                or (name == job.status.revision and is_ownerless(stored))
+            )
             state.revision = Revision.from_object(job.name, stored) if stored and own else None
         return state.revision
 

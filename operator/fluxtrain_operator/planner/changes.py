@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 
 from fluxtrain_operator.base import names
@@ -21,11 +22,19 @@ from fluxtrain_operator.planner.groups import (
     places,
     previous_indices,
     rendezvous_name,
+    restored_pods,
     unwatched_pods,
 )
 from fluxtrain_operator.planner.guard import Delete, Failure, Reason
-from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod
+from fluxtrain_operator.planner.observed import (
+    NAME_CONFLICT,
+    RESTORED,
+    CreateFailure,
+    Observed,
+    Pod,
+)
 from fluxtrain_operator.planner.situation import Decision, Situation
+from fluxtrain_operator.resources.existing import removal, resource
 from fluxtrain_operator.resources.pods import Slot, rendezvous_pod, training_pod
 from fluxtrain_operator.resources.support import DISRUPTION_BUDGET
 from fluxtrain_operator.resources.volumes import key_secret
@@ -42,14 +51,16 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
         return [], []
     if decision.action == "suspend":
         pods = _stop(situation, situation.observed.pods, decision.cause)
-        unwatched = _deletions(situation, unwatched_pods(situation), decision.cause)
-        return [*pods, *unwatched, *budgets(situation.observed)], []
+        found = (*unwatched_pods(situation), *restored_pods(situation))
+        others = _deletions(situation, found, decision.cause)
+        return [*pods, *others, *budgets(situation.observed)], []
     if decision.action in ("complete", "fail"):
         return [*clean_up(situation)], []
     deletions = [
         *_removed_pods(situation, decision),
         *_removed_rendezvous(situation),
         *_deletions(situation, unwatched_pods(situation), Reason.LABEL_REMOVED),
+        *_restored(situation),
         *_undesired(situation),
     ]
     return deletions, [*missing_objects(situation, blocking_failures(situation, decision))]
@@ -68,6 +79,12 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
             removed[pod.name] = pod, fault
     for pod, reason in removed.values():
         yield from _deletions(situation, [pod], reason)
+
+
+def _restored(situation: Situation) -> Iterator[Delete]:
+    """Yield the pods that a backup brought back, once the revision that they run is stored as the job's."""
+    if ("ConfigMap", situation.revision.name) in situation.observed.applied:
+        yield from _deletions(situation, restored_pods(situation), Reason.RESTORED)
 
 
 def _excess(situation: Situation) -> list[Pod]:
@@ -260,7 +277,56 @@ def blocking_failures(situation: Situation, decision: Decision) -> tuple[CreateF
         pods.append(rendezvous_name(situation))
     needed |= {("Pod", name) for name in pods}
     needed |= {object_key(key_secret(job))} if pods else set()
-    return tuple(failure for failure in failures if (failure.kind, failure.name) in needed)
+    blocking = (failure for failure in failures if (failure.kind, failure.name) in needed)
+    return _conflicts_first(situation, list(blocking))
+
+
+def is_settled(situation: Situation, failures: tuple[CreateFailure, ...]) -> bool:
+    """Return whether all others' objects in the way are among ``failures``: all but the pods were tried."""
+    if not failures or failures[0].reason not in (NAME_CONFLICT, RESTORED):
+        return True
+    found = {(failure.kind, failure.name) for failure in failures} | {*situation.observed.applied}
+    return {object_key(manifest) for manifest in situation.supporting_objects} <= found
+
+
+_MAX_OWNED = 3
+"""Objects of others whose owners a message names."""
+_REMEDY = "or give the job another name"
+
+
+def _conflicts_first(
+    situation: Situation, failures: list[CreateFailure]
+) -> tuple[CreateFailure, ...]:
+    """Return ``failures``, those by others' objects first, which have one message about all of them."""
+    conflicts = [failure for failure in failures if failure.reason == NAME_CONFLICT]
+    if not conflicts:
+        return tuple(failures)
+    versions = {object_key(m): m["apiVersion"] for m in situation.supporting_objects}
+    objects = [
+        (resource(versions.get((failure.kind, failure.name), "v1"), failure.kind), failure.name)
+        for failure in conflicts
+    ]
+    command = removal(situation.job.namespace, objects)
+    if len(conflicts) == 1:
+        message = f"{conflicts[0].message}; delete or rename it, {_REMEDY}: {command}"
+    else:
+        owners = f"{len(conflicts)} objects have names that the job needs: {_owners(conflicts)}"
+        message = f"{owners}; delete or rename them, {_REMEDY}: {command}"
+    others = [failure for failure in failures if failure.reason != NAME_CONFLICT]
+    return (*(replace(failure, message=message) for failure in conflicts), *others)
+
+
+def _owners(conflicts: list[CreateFailure]) -> str:
+    """Return who owns the objects in the way; of many only the first ones and a number."""
+    owned = [f"{f.kind} {f.name} belongs to {f.owner}" for f in conflicts if f.owner]
+    num_more, num_free = len(owned) - _MAX_OWNED, len(conflicts) - len(owned)
+    return ", ".join(
+        [
+            *owned[:_MAX_OWNED],
+            *([f"{num_more} more belong to others"] if num_more > 0 else []),
+            *([f"{num_free} without an owner"] if num_free else []),
+        ]
+    )
 
 
 def _missing_supporting(

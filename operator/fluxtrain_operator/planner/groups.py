@@ -13,7 +13,7 @@ from itertools import count
 
 from fluxtrain.contract.process import write_places
 from fluxtrain_operator.base import names
-from fluxtrain_operator.planner.observed import Pod, nodes_for
+from fluxtrain_operator.planner.observed import LABEL_REMOVED, RESTORED, Pod, nodes_for
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources.pods import receives_topology
 
@@ -233,6 +233,15 @@ def label_problem(situation: Situation) -> tuple[str, str] | None:
 
 def unwatched_pods(situation: Situation) -> Iterator[Pod]:
     """Yield the job's own pods that it found when it wanted to create them: no watch reports them."""
+    yield from _found(situation, LABEL_REMOVED)
+
+
+def restored_pods(situation: Situation) -> Iterator[Pod]:
+    """Yield the pods that a backup brought back without their owner."""
+    yield from _found(situation, RESTORED)
+
+
+def _found(situation: Situation, reason: str) -> Iterator[Pod]:
     for failure in situation.observed.create_failures:
-        if failure.uid:
+        if failure.uid and failure.reason == reason:
             yield Pod(failure.name, failure.uid)

@@ -381,6 +381,8 @@ class Reason(StrEnum):
     """The pod excludes distrusted nodes and cannot be scheduled on any other."""
     LABEL_REMOVED = "LabelRemoved"
     """The pod has lost the label that the operator watches."""
+    RESTORED = "Restored"
+    """A backup brought the pod back without its owner: it has an earlier key, and may run twice."""
     OUTDATED = "Outdated"
     """The rendezvous pod is for another spec, size, revision or restart, or its labels were changed."""
 

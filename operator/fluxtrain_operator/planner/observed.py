@@ -30,8 +30,9 @@ from fluxtrain_operator.resources.scheduling import NO_STATE, GroupState
 
 NAME_CONFLICT, TERMINATING = "NameConflict", "PredecessorTerminating"
 NO_POD_GROUPS = "NoPodGroups"
-LABEL_REMOVED = "LabelRemoved"
+LABEL_REMOVED, RESTORED = "LabelRemoved", "Restored"
 PREDECESSOR_KEPT = "PredecessorKept"
+_NAME_CONFLICTS = (NAME_CONFLICT, TERMINATING, LABEL_REMOVED, PREDECESSOR_KEPT, RESTORED)
 _TERMINATING_SECONDS = 2.0
 _MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
 _REJECTIONS = (
@@ -44,7 +45,6 @@ _WEBHOOK = ("admission webhook", "failed calling webhook")  # webhooks choose th
 _REASONS = {"quota": "QuotaExceeded", "violates PodSecurity": "PodSecurity"}
 _BRIEF_FINALIZERS = (names.KUEUE_FINALIZER, "foregroundDeletion", "orphan")
 """Of Kueue and of the garbage collector, which remove them themselves."""
-_REMEDY = "delete or rename it, or give the job another name"
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,14 @@ class CreateFailure:
     is_initial: bool = False
     """Whether it is a pod that replaces no other."""
     uid: str = ""
-    """Uid of the job's own pod that has the name and must be deleted; empty for objects of others."""
+    """Uid of the pod that has the name and is to be deleted: the job's own, or restored; else empty."""
+    owner: str = ""
+    """Kind and name of the controller of the object that has the name; empty without one."""
 
     @property
     def is_name_conflict(self) -> bool:
         """Return whether another object has the name; else the API server rejects the object."""
-        return self.reason in (NAME_CONFLICT, TERMINATING, LABEL_REMOVED, PREDECESSOR_KEPT)
+        return self.reason in _NAME_CONFLICTS
 
     def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
         """Return the same failure of the object in ``manifest``."""
@@ -119,6 +121,13 @@ def unwatched(existing: Mapping[str, Any]) -> CreateFailure | None:
     return CreateFailure("Pod", name, LABEL_REMOVED, message, uid=str(metadata.get("uid", "")))
 
 
+def restored(pod: Mapping[str, Any]) -> CreateFailure:
+    """Return the failure that a pod without an owner causes which runs what a pod of the job would."""
+    name, uid = pod["metadata"]["name"], str(pod["metadata"].get("uid", ""))
+    message = f"Pod {name}, which a backup brought back without its owner, is replaced"
+    return CreateFailure("Pod", name, RESTORED, message, uid=uid)
+
+
 def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFailure:
     """Return the failure that ``existing`` causes: it has a name that ``job`` needs.
 
@@ -133,11 +142,12 @@ def name_conflict(kind: str, existing: Mapping[str, Any], job: str) -> CreateFai
         message = f"{kind} {name} of an earlier job is being deleted"
         return CreateFailure(kind, name, TERMINATING, message)
     has_label = (metadata.get("labels") or {}).get(names.LABEL_JOB) == job
-    state = f"belongs to {' '.join(map(str, controller))}" if owner else "has no owner"
+    owned_by = " ".join(map(str, controller)) if owner else ""
+    state = f"belongs to {owned_by}" if owner else "has no owner"
     if has_label and not owner:
         state = f"{state}: an earlier job left it"
-    message = f"{kind} {name} already exists and {state}; {_REMEDY}"
-    return CreateFailure(kind, name, NAME_CONFLICT, message)
+    message = f"{kind} {name} already exists and {state}"
+    return CreateFailure(kind, name, NAME_CONFLICT, message, owner=owned_by)
 
 
 def _keeping_finalizers(existing: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain.contract.resource.status import NodeFault, Status, read_status
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain_operator.base.errors import UnreadableError
-from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.base.limits import require_permitted
 from fluxtrain_operator.base.names import earliest, seconds
 from fluxtrain_operator.base.node_health import Fault
@@ -29,6 +29,7 @@ from fluxtrain_operator.planner.changes import (
     changes,
     clean_up,
     clean_up_times,
+    is_settled,
     num_requested_pods,
 )
 from fluxtrain_operator.planner.faults import (
@@ -42,7 +43,7 @@ from fluxtrain_operator.planner.faults import (
 )
 from fluxtrain_operator.planner.groups import KEPT_BY_FINALIZERS, LABELS_CHANGED, release_deadline
 from fluxtrain_operator.planner.guard import GRACE_SECONDS, Delete
-from fluxtrain_operator.planner.observed import TERMINATING, CreateFailure, Observed
+from fluxtrain_operator.planner.observed import RESTORED, TERMINATING, CreateFailure, Observed
 from fluxtrain_operator.planner.restarts import answer_deadline, new_losses, next_restarts
 from fluxtrain_operator.planner.rules import decide, pending_deadline
 from fluxtrain_operator.planner.situation import Decision, Situation
@@ -152,6 +153,11 @@ def revision_to_read(job: Job, observed: Observed, now: float) -> str | None:
     return None if name == job.spec_revision.name else name
 
 
+def revision_of_pods(job: Job, observed: Observed, now: float) -> Revision:
+    """Return what new pods of the job are made from."""
+    return Situation.of(job, observed, now).revision
+
+
 def plan(job: Job, observed: Observed, now: float) -> Plan:
     """Return what to do next for ``job``."""
     if job.deleting or not job.is_managed:
@@ -171,11 +177,13 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     delete, create = changes(after, decision)
     has_more = sum(manifest["kind"] == "Pod" for manifest in create) >= MAX_PODS_PER_PLAN
     failures = blocking_failures(after, decision)
+    is_known = is_settled(after, failures)  # what is in the way is named at once
+    reported = failures if is_known else ()
     num_requested = num_requested_pods(after, decision, create, delete)
     restarts = next_restarts(before, decision, after.attempt, delete)
     faults = new_faults(before, decision, delete)
     records = _fault_records(before, decision, delete, faults)
-    status = next_status(after, decision, num_requested, failures, restarts, records)
+    status = next_status(after, decision, num_requested, reported, restarts, records)
     return Plan(
         status=status,
         delete=tuple(delete),
@@ -184,13 +192,13 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
             *_events(before, decision, status, delete),
             *_loss_events(before, decision),
             *_exclusion_events(before, faults),
-            *_create_failure_events(before, failures),
+            *_create_failure_events(before, reported),
         ),
         requeue_after=earliest(
             [
                 _requeue_after(before, decision, status),
                 _retry(failures, now),
-                0.0 if has_more else None,
+                0.0 if has_more or not is_known else None,
             ]
         ),
         decision=decision,
@@ -328,7 +336,7 @@ def _create_failure_events(
     reported = {condition.reason for condition in situation.job.status.conditions}
     for failure in failures[:1]:
         if failure.reason not in reported:
-            kind: EventType = "Normal" if failure.reason == TERMINATING else "Warning"
+            kind: EventType = "Normal" if failure.reason in (TERMINATING, RESTORED) else "Warning"
             yield Event(kind, failure.reason, failure.message)
 
 

@@ -30,10 +30,11 @@ from fluxtrain_operator.planner.groups import (
     kept_problem,
     label_problem,
     release_deadline,
+    restored_pods,
     unwatched_pods,
 )
 from fluxtrain_operator.planner.guard import Reason
-from fluxtrain_operator.planner.observed import TERMINATING, CreateFailure, Pod
+from fluxtrain_operator.planner.observed import NAME_CONFLICT, TERMINATING, CreateFailure, Pod
 from fluxtrain_operator.planner.situation import Decision, Situation, true_since
 from fluxtrain_operator.planner.watchdog import (
     REPORTED_BY_AGENTS,
@@ -263,6 +264,8 @@ def _unknown_fields(job: Job) -> str:
 def _create_failure(failures: Sequence[CreateFailure]) -> tuple[str, str]:
     """Return reason and message of the first failure, and the number of those with the same reason."""
     first = failures[0]
+    if first.reason == NAME_CONFLICT:  # it names all
+        return first.reason, first.message
     num_others = sum(failure.reason == first.reason for failure in failures) - 1
     others = f"; {num_others} more like it" if num_others else ""
     return first.reason, f"{first.message[: _MAX_MESSAGE - len(others)]}{others}"
@@ -407,7 +410,7 @@ def _suspended(situation: Situation, decision: Decision) -> ConditionUpdate:
     if decision.action != "suspend":
         return ConditionUpdate("Suspended", False, "NotSuspended")
     left = [pod for pod in situation.observed.pods if not pod.kept_by]
-    num_left = len(left) + len([*unwatched_pods(situation)])
+    num_left = len([*left, *unwatched_pods(situation), *restored_pods(situation)])
     if num_left:
         message = f"{num_left} pods leave a checkpoint and go"
         return ConditionUpdate("Suspended", False, "Stopping", message)

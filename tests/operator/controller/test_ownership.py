@@ -107,6 +107,84 @@ def test_a_foreign_object_is_not_deleted_when_the_job_no_longer_needs_one() -> N
     assert controller_of(harness.cluster.objects[budget]) == FOREIGN
 
 
+class Restored(Harness):
+    """A job that a backup brought back into an empty cluster, with its objects but without owners."""
+
+    def __init__(self, **forged: Manifest) -> None:
+        first = Harness()
+        run(first, 2)
+        super().__init__()
+        again = make_job()
+        again["metadata"]["uid"] = "uid-again"
+        self.set_job(again, version="2")
+        self.writes: list[tuple[str, list[str]]] = []
+        for (kind, name), manifest in first.cluster.objects.items():
+            if kind != "Secret":
+                metadata = {**manifest["metadata"], "ownerReferences": []}
+                content = {**manifest, "metadata": metadata, **forged.get(kind, {})}
+                self.cluster.objects[kind, name] = content
+        self._apply = self.cluster.apply
+        self.cluster.apply = self.apply  # type: ignore[method-assign]
+
+    async def apply(self, manifest: Manifest, uid: str) -> Manifest | None:
+        self.writes.append((manifest["kind"], sorted(manifest["metadata"])))
+        return await self._apply(manifest, uid)
+
+    def delete_pods(self) -> None:
+        """Report what was deleted, as a watch would."""
+        for pod in self.cache.foreign_pods(KEY):
+            if ("Pod", pod["metadata"]["name"]) not in self.cluster.objects:
+                self.cache.set_pod(pod, deleted=True)
+
+
+def test_a_restored_job_gets_its_objects_by_their_controller_first_and_the_revision_last() -> None:
+    harness = Restored()
+    revision = harness.cluster.objects["ConfigMap", REVISION]["metadata"]["uid"]
+    run(harness, harness.sync, 3, harness.delete_pods, 2)
+    owned = [kind for kind, keys in harness.writes if "annotations" not in keys]
+    assert sorted(owned) == sorted(kind for kind, _ in SUPPORT)
+    first = [kind for kind, _ in harness.writes[: 2 * len(owned)]]
+    assert first == [kind for kind in owned for _ in range(2)]
+    assert owned[-1] == "ConfigMap"
+    assert harness.writes[0][1] == ["name", "namespace", "ownerReferences", "resourceVersion"]
+    assert harness.cluster.objects["ConfigMap", REVISION]["metadata"]["uid"] == revision
+    assert harness.cluster.own("Pod", "uid-again") == ALL_PODS
+    assert "NameConflict" not in harness.cluster.warnings()
+
+
+@pytest.mark.parametrize(
+    ("kind", "forged"),
+    [("ConfigMap", {"data": {"config.json": "{}"}}), ("ConfigMap", {"immutable": False})],
+)
+def test_without_the_content_of_the_revision_nothing_is_adopted_or_deleted(
+    kind: str, forged: Manifest
+) -> None:
+    harness = Restored(**{kind: forged})
+    before = copy.deepcopy(harness.cluster.objects)
+    run(harness, harness.sync, 4)
+    left = {key: found for key, found in harness.cluster.objects.items() if key in before}
+    assert left == before
+    assert harness.writes == []
+    message = harness.cluster.condition("Ready")[2]
+    for name in (f"configmap/{REVISION}", "service/job", "networkpolicy/job-network"):
+        assert name in message
+    assert harness.cluster.warnings() == ["NameConflict"]
+
+
+def test_a_restored_object_that_has_changed_meanwhile_is_looked_at_again() -> None:
+    harness = Restored()
+
+    async def apply(manifest: Manifest, uid: str) -> Manifest | None:
+        harness.cluster.apply = harness.apply  # type: ignore[method-assign]
+        return None  # the version in the request is not the newest
+
+    harness.cluster.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(ApiError, match="was deleted or replaced"):
+        run(harness, harness.sync, 1)
+    run(harness, 3, harness.delete_pods, 2)
+    assert harness.cluster.own("Pod", "uid-again") == ALL_PODS
+
+
 NOT_OURS = {
     "of an earlier job": {"owner": EARLIER_JOB},
     "being deleted": {"deletionTimestamp": "2026-01-01T00:00:00Z"},

@@ -93,9 +93,10 @@ def state_of(
     spec: dict[str, Any] | None = None,
     **observed: Any,
 ) -> JobObjects:
-    """Return a job with ``pods`` and the status that the planner gives it."""
+    """Return a job with ``pods``, all supporting objects and the status that the planner gives it."""
     spec = {"nodes": {"min": 2, "max": 2}, **(spec or {})}
     job = pods_of_planner.make_job(before, **spec)
-    seen = {"any_progress": observed.get("progress"), **observed}
+    applied = pods_of_planner.observe(job).applied
+    seen = {"any_progress": observed.get("progress"), "applied": applied, **observed}
     status = plan(job, Observed.from_objects(pods, **seen), NOW).status
     return JobObjects(make_training(status, **spec), pods, events, workload)

@@ -32,6 +32,7 @@ from fluxtrain_operator.planner.observed import (
     NodeView,
     name_conflict,
     no_pod_group,
+    restored,
 )
 from fluxtrain_operator.planner.status import invalid_spec_status
 from fluxtrain_operator.resources.scheduling import GroupState
@@ -40,7 +41,7 @@ RUNNING = (running(0), running(1), running(0, names.RENDEZVOUS))
 STARTED = (running(0, started=NOW - 90), running(1, started=NOW - 90))
 SLOW = Straggler(rank=9, pod="uid-job-1", cause="compute", slowdown=1.4)
 QUEUED = {"scheduling": {"queueName": "team-a"}}
-VOLCANO = {"scheduling": {"gang": "volcano", "queueName": "team"}}
+VOLCANO = {"scheduling": {"gang": "Volcano", "queueName": "team"}}
 NO_API = no_pod_group(
     {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
@@ -55,6 +56,8 @@ NO_CLAIM = '0/8 nodes are available: persistentvolumeclaim "data" not found.'
 UNBOUND = "0/8 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 NO_QUOTA = CreateFailure("Pod", "job-rendezvous", "QuotaExceeded", "exceeded quota: small")
 FOREIGN = {"metadata": {"name": "job-0", "namespace": "team"}}
+OWNER = {"kind": "Deployment", "name": "shop", "controller": True}
+SHOP = {"metadata": {"name": "job", "namespace": "team", "ownerReferences": [OWNER]}}
 WORKLOAD = {
     "status": {
         "conditions": [
@@ -236,7 +239,27 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
     ),
     "name_conflict": (
         state_of(create_failures=(name_conflict("Pod", FOREIGN, "job"),)),
-        ("(Pending) waits: Pod job-0 already exists and has no owner", "give the job another name"),
+        (
+            "(Pending) waits: Pod job-0 already exists and has no owner",
+            "give the job another name: kubectl delete --ignore-not-found -n team pod/job-0",
+        ),
+    ),
+    "name_conflicts": (
+        state_of(
+            create_failures=(
+                name_conflict("Pod", FOREIGN, "job"),
+                name_conflict("Service", SHOP, "job"),
+            )
+        ),
+        (
+            "(Pending) waits: 2 objects have names that the job needs: Service job belongs to",
+            "Deployment shop, 1 without an owner; delete or rename them",
+            "kubectl delete --ignore-not-found -n team service/job pod/job-0",
+        ),
+    ),
+    "restored": (
+        state_of(create_failures=(restored(FOREIGN),)),
+        ("(Pending) waits: Pod job-0, which a backup brought back without its owner, is replaced",),
     ),
     "predecessor_terminating": (
         refused("PredecessorTerminating", "Pod job-0 of an earlier job is being deleted"),

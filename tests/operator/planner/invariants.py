@@ -142,6 +142,7 @@ HOLDS: dict[Reason, Callable[[Deletion], bool]] = {
     Reason.POD_ENDED: _never,
     Reason.UNSCHEDULABLE: _never,
     Reason.LABEL_REMOVED: _never,
+    Reason.RESTORED: _never,
     Reason.OUTDATED: _never,
 }
 """Whether a reason is true of a pod that may step."""
