@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import time
 import urllib.error
 import urllib.request
@@ -315,6 +317,129 @@ def clear(tenants: Tenants) -> None:
     """Delete what the garbage collector would delete."""
     kinds = "pods,configmaps,services,networkpolicies,poddisruptionbudgets,events"
     tenants.kubectl("delete", kinds, "--all", IN, "--grace-period=0", "--force", seconds=120)
+
+
+RESTORED_BY = {"velero.io/backup-name": "nightly", "velero.io/restore-name": "nightly-1"}
+SET_BY_SERVER = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields")
+VELERO_ORDER = ("Secret", "ConfigMap", "Pod", "FluxTraining", "NetworkPolicy")
+"""Velero restores these first, then what is left by the name of its resource."""
+
+
+def back_up(tenants: Tenants, job: str) -> list[Manifest]:
+    """Return the job and all its objects in Velero's order, as a backup keeps them, and delete them."""
+    text = tenants.kubectl("get", OF_JOBS, IN, "--output=json")
+    own = {name for _, name in tenants.objects(job)}
+    items = [item for item in json.loads(text)["items"] if item["metadata"]["name"] in own]
+    tenants.kubectl("delete", "ft", job, IN)
+    clear(tenants)
+    for item in items:
+        metadata = item["metadata"]
+        kept = {k: v for k, v in metadata.items() if k not in (*SET_BY_SERVER, "ownerReferences")}
+        item["metadata"] = {**kept, "labels": {**kept.get("labels", {}), **RESTORED_BY}}
+        item["spec"] = {k: v for k, v in item.get("spec", {}).items() if k != "nodeName"}
+        if not item["spec"]:
+            del item["spec"]
+    order = {kind: place for place, kind in enumerate(VELERO_ORDER)}
+    return sorted(items, key=lambda item: order.get(item["kind"], len(order)))
+
+
+def restore(tenants: Tenants, items: list[Manifest], with_status: bool = False) -> None:
+    """Create the objects of a backup; those that exist by then are skipped."""
+    for item in items:
+        status = item.get("status") if item["kind"] == "FluxTraining" else None
+        content = {key: value for key, value in item.items() if key != "status"}
+        with contextlib.suppress(ClusterError):  # the operator was faster
+            tenants.kubectl.create(content, namespace=NAMESPACE)
+        if with_status and status:
+            name = item["metadata"]["name"]
+            tenants.patch("ft", name, {"status": status}, "--subresource=status")
+
+
+def own_objects(tenants: Tenants, job: str) -> dict[str, list[str]]:
+    """Return the names of the objects that the job controls, without secrets, by kind."""
+    found: dict[str, list[str]] = {}
+    for kind, name in sorted(tenants.objects(job)):
+        found.setdefault(kind, []).append(name)
+    return {kind: listed for kind, listed in found.items() if kind != "Secret"}
+
+
+@pytest.mark.parametrize("way", ["by Velero", "all before the operator", "with the status"])
+def test_a_restored_job_adopts_what_is_its_own_and_runs_on(tenants: Tenants, way: str) -> None:
+    tenants.apply("moved", nodes={"min": 1, "max": 2})
+    tenants.wait_for_pods("moved", 3)
+    before = own_objects(tenants, "moved")
+    revision = tenants.status("moved")["revision"]
+    backup = back_up(tenants, "moved")
+    if way == "by Velero":
+        restore(tenants, backup)
+    else:
+        tenants.operator.stop()
+        restore(tenants, backup, way == "with the status")
+        service = tenants.get("service", "moved")["metadata"]["uid"]
+        tenants.operator.start()
+    tenants.wait_for_pods("moved", 3)
+    wait_for(lambda: own_objects(tenants, "moved") == before, lambda: tenants.debug_text("moved"))
+    assert "NameConflict" not in tenants.warnings("moved")
+    stored = tenants.get("configmap", revision)
+    assert RESTORED_BY.items() <= stored["metadata"]["labels"].items(), "it is adopted"
+    if way != "by Velero":
+        assert tenants.get("service", "moved")["metadata"]["uid"] == service, "it is adopted"
+    uid = tenants.get("ft", "moved")["metadata"]["uid"]
+    for name in tenants.pods("moved"):
+        pod = tenants.get("pod", name)
+        assert not RESTORED_BY.items() <= pod["metadata"]["labels"].items(), "it is a new one"
+        assert names.rendezvous_key("moved", uid) in json.dumps(pod["spec"]["volumes"])
+    status = tenants.status("moved")
+    assert (status["attempt"], status["revision"]) == (1, revision)
+    tenants.kubectl("delete", "ft", "moved", IN)
+    clear(tenants)
+
+
+SHOP = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "shop", "uid": "shop"}
+
+
+@pytest.mark.parametrize("changed", ["a policy", "the revision"])
+def test_objects_that_are_not_the_restored_jobs_are_named_at_once_with_a_command(
+    tenants: Tenants, changed: str
+) -> None:
+    tenants.apply("mixed", nodes={"min": 2, "max": 3})
+    tenants.wait_for_pods("mixed", 4)
+    before = own_objects(tenants, "mixed")
+    backup = back_up(tenants, "mixed")
+    for item in backup:
+        if changed == "the revision" and item["kind"] == "ConfigMap":
+            item["data"]["spec-hash"] = "forged"
+        if changed == "a policy" and item["kind"] == "NetworkPolicy":
+            item["spec"]["ingress"].append({"ports": [{"port": 22, "protocol": "TCP"}]})
+        if item["metadata"]["name"] == "mixed-1":
+            item["metadata"] |= {"labels": {"app": "shop"}}
+            item["metadata"] |= {"ownerReferences": [{**SHOP, "controller": True}]}
+    tenants.operator.stop()
+    restore(tenants, backup)
+    tenants.operator.start()
+    (revision,) = before["ConfigMap"]
+    expected = {"pod/mixed-1", "networkpolicy/mixed-network"}
+    if changed == "the revision":
+        expected |= {f"configmap/{revision}", "service/mixed", "poddisruptionbudget/mixed-nodes"}
+    message = tenants.wait("mixed", "Ready", "NameConflict")
+    wait_for(
+        lambda: all(
+            name in condition(tenants.status("mixed"), "Ready")["message"] for name in expected
+        ),
+        lambda: tenants.debug_text("mixed"),
+    )
+    message = condition(tenants.status("mixed"), "Ready")["message"]
+    assert "Pod mixed-1 belongs to ReplicaSet shop" in message
+    command = shlex.split(message[message.index("kubectl delete") :])
+    assert command[:5] == ["kubectl", "delete", "--ignore-not-found", "-n", NAMESPACE]
+    assert set(command[5:]) == expected, "no other"
+    assert tenants.get("pod", "mixed-1")["metadata"]["ownerReferences"][0]["uid"] == "shop"
+    assert tenants.pods("mixed") == []
+    tenants.kubectl(*command[1:])
+    tenants.wait_for_pods("mixed", 4)
+    wait_for(lambda: own_objects(tenants, "mixed") == before, lambda: tenants.debug_text("mixed"))
+    tenants.kubectl("delete", "ft", "mixed", IN)
+    clear(tenants)
 
 
 def test_two_jobs_with_the_same_service_name_conflict(tenants: Tenants) -> None:
