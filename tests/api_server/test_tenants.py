@@ -421,14 +421,14 @@ def test_objects_that_are_not_the_restored_jobs_are_named_at_once_with_a_command
     expected = {"pod/mixed-1", "networkpolicy/mixed-network"}
     if changed == "the revision":
         expected |= {f"configmap/{revision}", "service/mixed", "poddisruptionbudget/mixed-nodes"}
-    message = tenants.wait("mixed", "Ready", "NameConflict")
+    message = tenants.wait("mixed", "Training", "NameConflict")
     wait_for(
         lambda: all(
-            name in condition(tenants.status("mixed"), "Ready")["message"] for name in expected
+            name in condition(tenants.status("mixed"), "Training")["message"] for name in expected
         ),
         lambda: tenants.debug_text("mixed"),
     )
-    message = condition(tenants.status("mixed"), "Ready")["message"]
+    message = condition(tenants.status("mixed"), "Training")["message"]
     assert "Pod mixed-1 belongs to ReplicaSet shop" in message
     command = shlex.split(message[message.index("kubectl delete") :])
     assert command[:5] == ["kubectl", "delete", "--ignore-not-found", "-n", NAMESPACE]

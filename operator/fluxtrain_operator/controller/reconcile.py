@@ -47,7 +47,6 @@ from fluxtrain_operator.planner.plan import (
 )
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.resources.existing import is_ownerless
 from fluxtrain_operator.resources.scheduling import NO_STATE, Gang, GroupState, gang_of
 
 RESYNC_SECONDS = 600.0
@@ -229,18 +228,12 @@ class Reconciler:
         return self.cache.fault_history.distrust(time.time())
 
     async def _read_revision(self, job: Job, name: str, state: JobState) -> Revision | None:
-        """Return the revision of the job; None if it is gone, changed or another owner's.
-
-        One without an owner counts if the status names it, and with that its content.
-        """
+        """Return the revision of the job; None if it is gone, changed or another owner's."""
         if state.revision is None or state.revision.name != name:
             metadata = {"name": name, "namespace": job.namespace}
             sought = {"apiVersion": KINDS["ConfigMap"], "kind": "ConfigMap", "metadata": metadata}
             stored = await self.api.get(sought)
-            own = stored is not None and (
-                is_controlled_by(stored, job.uid)
-                or (name == job.status.revision and is_ownerless(stored))
-            )
+            own = stored is not None and is_controlled_by(stored, job.uid)
             state.revision = Revision.from_object(job.name, stored) if stored and own else None
         return state.revision
 

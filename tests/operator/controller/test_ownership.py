@@ -165,7 +165,7 @@ def test_without_the_content_of_the_revision_nothing_is_adopted_or_deleted(
     left = {key: found for key, found in harness.cluster.objects.items() if key in before}
     assert left == before
     assert harness.writes == []
-    message = harness.cluster.condition("Ready")[2]
+    message = harness.cluster.condition("Training")[2]
     for name in (f"configmap/{REVISION}", "service/job", "networkpolicy/job-network"):
         assert name in message
     assert harness.cluster.warnings() == ["NameConflict"]
