@@ -532,11 +532,22 @@ def test_until_a_pod_without_the_label_of_the_watch_has_gone_the_job_waits_for_i
 def test_a_pod_that_somebody_took_from_the_job_is_a_name_conflict() -> None:
     harness = changed()
     pod = harness.cluster.objects["Pod", "job-0"]
-    pod["metadata"]["ownerReferences"] = []
+    owner = {"kind": "Deployment", "name": "shop", "uid": "shop", "controller": True}
+    pod["metadata"]["ownerReferences"] = [owner]
     run(harness, harness.sync, harness.start, 2)
     assert harness.cluster.objects["Pod", "job-0"] is pod
     assert harness.cluster.condition("Healthy")[:2] == ("False", "NameConflict")
-    assert "Pod job-0 already exists and has no owner" in harness.cluster.condition("Healthy")[2]
+    message = harness.cluster.condition("Healthy")[2]
+    assert "Pod job-0 already exists and belongs to Deployment shop" in message
+
+
+def test_a_pod_that_lost_its_owner_is_replaced_if_it_runs_the_revision() -> None:
+    harness = changed()
+    pod = harness.cluster.objects["Pod", "job-0"]
+    pod["metadata"]["ownerReferences"] = []
+    run(harness, harness.sync, harness.start, 3)
+    assert harness.cluster.objects["Pod", "job-0"] is not pod
+    assert harness.cluster.own("Pod") == ALL_PODS
 
 
 def pod_of(job: str, **labels: str) -> Manifest:
