@@ -134,9 +134,7 @@ class Arena:
 
     def pending(self) -> int:
         """Return how many hostile jobs have no status yet, of those that this operator manages."""
-        columns = (
-            "jsonpath={range .items[*]}{.spec.managedBy},{.status.conditions[0].type}{'\\n'}{end}"
-        )
+        columns = "jsonpath={range .items[*]}{.spec.managedBy},{.status.phase}{'\\n'}{end}"
         text = self.kubectl("get", "ft", f"--namespace={HOSTILE}", f"--output={columns}")
         return sum(line == "fluxtrain.dev/operator," for line in text.splitlines())
 

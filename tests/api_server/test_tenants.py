@@ -830,6 +830,12 @@ def kubeconfig_of(kubectl: Kubectl, folder: Path) -> Path:
     return path
 
 
+def phase_of(kubectl: Kubectl, name: str, namespace: str) -> str:
+    """Return the phase of a job, empty until the operator has seen it."""
+    status = kubectl.get("ft", name, f"--namespace={namespace}")["status"]
+    return str(status.get("phase", ""))
+
+
 def test_the_trouble_of_one_namespace_is_only_its_own(
     kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -856,14 +862,11 @@ def test_the_trouble_of_one_namespace_is_only_its_own(
 
     def serve(name: str, namespace: str, *, served: bool = True) -> None:
         kubectl.apply(make_job(name, {}), namespace=namespace)
-        here = f"--namespace={namespace}"
         if not served:
             time.sleep(15)
-            assert "status" not in kubectl.get("ft", name, here)
+            assert not phase_of(kubectl, name, namespace)
             return
-        wait_for(
-            lambda: bool(kubectl.get("ft", name, here).get("status")), operator.log, seconds=60
-        )
+        wait_for(lambda: bool(phase_of(kubectl, name, namespace)), operator.log, seconds=60)
 
     operator.start()
     try:
@@ -873,7 +876,9 @@ def test_the_trouble_of_one_namespace_is_only_its_own(
         wait_for(lambda: f"namespaces/{PAIR[1]}/" in operator.log(), operator.log, seconds=90)
         serve("second", PAIR[0])
         serve("second", PAIR[1], served=False)
-        assert probe(operator, "readyz") == (200, "ok\n")
+        code, text = probe(operator, "readyz")
+        assert code == 200
+        assert text.startswith("ok\n")
         bind(kubectl, PAIR[1])
         serve("third", PAIR[1])
         assert len(kubectl.get("pods", f"--namespace={PAIR[1]}")["items"]) > 0
@@ -904,7 +909,7 @@ def test_the_crd_may_come_late_and_go_and_come_back(
         operator.start()
 
         def is_seen(name: str) -> bool:
-            return bool(kubectl.get("ft", name, "--namespace=default").get("status"))
+            return bool(phase_of(kubectl, name, "default"))
 
         def wait_for_probe(status: int, text: str) -> None:
             def seen() -> bool:
@@ -917,7 +922,7 @@ def test_the_crd_may_come_late_and_go_and_come_back(
 
         try:
             for number in range(2):
-                wait_for_probe(503, "no namespace is served: /apis/fluxtrain.dev")
+                wait_for_probe(503, "default is not served: /apis/fluxtrain.dev")
                 kubectl("apply", "--server-side", crd)
                 kubectl.wait_for_crds()
                 wait_for_probe(200, "ok")
@@ -925,7 +930,7 @@ def test_the_crd_may_come_late_and_go_and_come_back(
                 kubectl.apply(make_job(name, {}), namespace="default")
                 wait_for(partial(is_seen, name), operator.log)
                 kubectl("delete", CRD)
-            wait_for_probe(503, "no namespace is served")
+            wait_for_probe(503, "default is not served")
             assert operator.process is not None
             assert operator.process.poll() is None
         finally:

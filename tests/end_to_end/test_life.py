@@ -280,6 +280,6 @@ def test_a_job_of_another_controller_is_left_alone(jobs: Jobs) -> None:
             "kubectl-client-side-apply"
         }
         assert jobs.pods(name) == {}
-        assert "status" not in manifest
+        assert manifest["status"]["observedGeneration"] == -1, "nobody has written a status"
     objects = jobs.kubectl("get", "cm,svc,netpol,pdb", "--selector=fluxtrain.dev/job=theirs", HERE)
     assert objects == ""

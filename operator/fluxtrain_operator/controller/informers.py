@@ -216,7 +216,7 @@ class Informers:
         """Return whether no namespace is served, and a line about each that is not."""
         reasons = {namespace: self.why_unserved(namespace) for namespace in self._namespaces}
         lines = [
-            f"{namespace or 'every namespace'} is not served: {reason}"
+            f"{f'{namespace} is not' if namespace else 'no namespace is'} served: {reason}"
             for namespace, reason in reasons.items()
             if reason
         ]

@@ -257,7 +257,7 @@ async def test_if_no_namespace_is_served_the_reason_is_told(s: Synced) -> None:
     s.server.refuse("/pods")
     await until(lambda: s.informers.unserved[0])
     (line,) = s.informers.unserved[1]
-    assert line.startswith("every namespace is not served: /api/v1/pods: 403")
+    assert line.startswith("no namespace is served: /api/v1/pods: 403")
 
 
 @synced(("fluxtrainings", make_training(name="goes", uid="uid-goes")))

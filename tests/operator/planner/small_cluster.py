@@ -1011,9 +1011,10 @@ class SmallCluster:
             counted = (status.nodes.ready, status.nodes.desired)
             assert counted == (self.size.high, self.size.high), "the status counts all nodes"
         values = {condition.type: condition.status for condition in status.conditions}
-        fails = str(status.phase == "Failed")
-        assert (values["Reconciling"], values["Stalled"]) == ("False", fails), "nothing is awaited"
-        assert values["Ready"] != fails, "a stable job is ready, unless it has failed"
+        fails = status.phase == "Failed"
+        stops = status.phase == "Suspended" and values["Suspended"] == "False"  # on a lost node
+        summary = tuple(values[kind] == "True" for kind in ("Ready", "Reconciling", "Stalled"))
+        assert summary == (not (fails or stops), stops, fails), "what awaits the job is summarized"
         used = (status.restarts.charged or 0) if status.restarts else 0
         if status.phase == "Failed" and not self.num_fatal:
             assert used >= MAX_RESTARTS, "the infrastructure's faults are free"
