@@ -134,9 +134,11 @@ class Arena:
 
     def pending(self) -> int:
         """Return how many hostile jobs have no status yet, of those that this operator manages."""
-        columns = "jsonpath={range .items[*]}{.spec.managedBy},{.status.phase}{'\\n'}{end}"
+        columns = (
+            "jsonpath={range .items[*]}{.spec.managedBy},{.status.observedGeneration}{'\\n'}{end}"
+        )
         text = self.kubectl("get", "ft", f"--namespace={HOSTILE}", f"--output={columns}")
-        return sum(line == "fluxtrain.dev/operator," for line in text.splitlines())
+        return sum(line == "fluxtrain.dev/operator,-1" for line in text.splitlines())
 
 
 @pytest.fixture(scope="module")
