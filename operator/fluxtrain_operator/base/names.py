@@ -116,6 +116,12 @@ def is_rendezvous(job: str, pod: str) -> bool:
     return number is not None and pod == rendezvous(job, int(number[1] or 1))
 
 
+def index_of(job: str, pod: str) -> int | None:
+    """Return the index of the training pod of ``job`` that has the name ``pod``; None if none has."""
+    index = pod.rpartition("-")[2]
+    return int(index) if index.isdecimal() and pod == bounded(job, f"-{int(index)}") else None
+
+
 def rendezvous_key(job: str, uid: str) -> str:
     """Return the name of the secret with the job's rendezvous key; an earlier job's has another name."""
     return bounded(job, f"-key-{uid[:8]}")

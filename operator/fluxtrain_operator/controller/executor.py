@@ -63,7 +63,7 @@ class JobState:
     compared: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Whether a pod without an owner runs what a revision has, by uid and revision."""
     conflicts: frozenset[Name] = frozenset()
-    """Others' objects in the way since which no pod was looked for that has a name of the job's."""
+    """Others' objects that were in the way when pods with names of the job's were looked for last."""
     has_searched: bool = False
     """Whether pods that no watch finds were searched for since the job is to stop."""
 
@@ -317,9 +317,9 @@ def _has_name_of(job: Job, pod: Mapping[str, Any]) -> bool:
     name = pod["metadata"]["name"]
     if mapping(pod["metadata"], "labels").get(names.LABEL_JOB) == job.name:
         return False
-    index = name.rpartition("-")[2]
-    is_training = index.isdecimal() and name == names.pod(job.name, int(index))
-    return name == names.rendezvous(job.name) or (is_training and int(index) < job.spec.nodes.max)
+    index = names.index_of(job.name, name)
+    is_needed = index is not None and index < job.spec.nodes.max
+    return is_needed or name == names.rendezvous(job.name)
 
 
 def _uid(manifest: Mapping[str, Any]) -> str:

@@ -47,12 +47,14 @@ def is_restored_pod(existing: Mapping[str, Any], job: Job, revision: Revision) -
     injected. A training pod mounts the revision's config map.
     """
     name = str(existing["metadata"].get("name", ""))
-    component = _component(job.name, name)
-    if not (component and is_ownerless(existing)):
+    is_rendezvous = names.is_rendezvous(job.name, name)
+    is_named = is_rendezvous or names.index_of(job.name, name) is not None
+    if not (is_named and is_ownerless(existing)):
         return False
-    spec, own = mapping(existing, "spec"), revision.pod_specs[component]
+    own = revision.pod_specs[names.RENDEZVOUS if is_rendezvous else names.TRAINER]
+    spec = mapping(existing, "spec")
     known = {container.get("name"): container for container in _containers(spec)}
-    return (component == names.RENDEZVOUS or _config_map(spec) == revision.name) and all(
+    return (is_rendezvous or _config_map(spec) == revision.name) and all(
         _runs(known.get(desired["name"]), desired, job) for desired in _containers(own)
     )
 
@@ -96,14 +98,6 @@ def _content(manifest: Mapping[str, Any]) -> Manifest:
 def _port(port: Mapping[str, Any]) -> Manifest:
     has_default = port.get("targetPort") == port.get("port")
     return {key: value for key, value in port.items() if not (key == "targetPort" and has_default)}
-
-
-def _component(job: str, pod: str) -> str:
-    if names.is_rendezvous(job, pod):
-        return names.RENDEZVOUS
-    index = pod.rpartition("-")[2]
-    is_training = index.isdecimal() and pod == names.pod(job, int(index))
-    return names.TRAINER if is_training else ""
 
 
 def _containers(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -347,6 +347,41 @@ def test_after_a_rollback_of_etcd_a_list_replaces_all(watch: str) -> None:
     asyncio.run(main())
 
 
+class JobsRolledBack(RolledBack):
+    """Jobs instead of pods: of the second list one is older, and one that was created later is not in it."""
+
+    async def pages(self) -> AsyncIterator[tuple[list[Any], int]]:
+        async for pods, version in super().pages():
+            yield [_job_of(pod) for pod in pods], version
+
+    async def watch(self, version: str, seconds: float) -> AsyncIterator[tuple[str, Any]]:
+        async for kind, manifest in super().watch(version, seconds):
+            yield kind, manifest if kind == "BOOKMARK" else _job_of(manifest)
+
+
+def _job_of(pod: Manifest) -> Manifest:
+    metadata = pod["metadata"]
+    named = {key: metadata[key] for key in ("name", "namespace", "resourceVersion")}
+    return make_training(**named, uid=f"uid-{named['name']}")
+
+
+@pytest.mark.parametrize("watch", ["silent", "older"])
+def test_after_a_rollback_of_etcd_a_job_that_was_created_later_is_forgotten(watch: str) -> None:
+    async def main() -> None:
+        cache, metrics = Cache(), Metrics(CollectorRegistry())
+        shared = cache, metrics, UnreadableObjects(metrics), print
+        handler = informers._JobHandler(informers.JOB, *shared)
+        source = JobsRolledBack(ApiClient(), "/jobs", watch, before_list=cache.before_job_list)
+        async with source.api, cancelled_at_end(list_and_watch(source, handler)):
+            await until(lambda: len(cache.jobs) == 2)
+            await until(lambda: [name for _, name in cache.jobs] == ["job-0"])
+            job = cache.job(("ns", "job-0"))
+            assert job is not None
+            assert job["metadata"]["resourceVersion"] == "40"
+
+    asyncio.run(main())
+
+
 SUPPORT = [
     (
         plural,

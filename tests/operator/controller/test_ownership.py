@@ -185,6 +185,27 @@ def test_a_restored_object_that_has_changed_meanwhile_is_looked_at_again() -> No
     assert harness.cluster.own("Pod", "uid-again") == ALL_PODS
 
 
+def test_an_earlier_revision_that_the_restored_status_names_is_not_adopted() -> None:
+    """Its name proves its content only to those who cannot choose both."""
+    harness, earlier = Restored(), Harness(image="trainer:0")
+    run(earlier, 2)
+    status = earlier.cluster.status
+    name = status["revision"]
+    stored = earlier.cluster.objects["ConfigMap", name]
+    metadata = {**stored["metadata"], "ownerReferences": []}
+    harness.cluster.objects["ConfigMap", name] = {**stored, "metadata": metadata}
+    again = make_job(revision=name, attempt=status["attempt"])
+    again["metadata"]["uid"] = "uid-again"
+    harness.set_job(again, version="3")
+    run(harness, harness.sync, 3, harness.delete_pods, 2)
+    assert name != REVISION
+    assert harness.cluster.objects["ConfigMap", name]["metadata"]["ownerReferences"] == []
+    assert harness.cluster.status["revision"] == REVISION
+    assert harness.cluster.own("Pod", "uid-again") == ALL_PODS
+    pod = harness.cluster.objects["Pod", "job-0"]
+    assert pod["metadata"]["annotations"][names.ANNOTATION_REVISION] == REVISION
+
+
 NOT_OURS = {
     "of an earlier job": {"owner": EARLIER_JOB},
     "being deleted": {"deletionTimestamp": "2026-01-01T00:00:00Z"},
