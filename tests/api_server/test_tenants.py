@@ -11,16 +11,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl, make_job
 from tests.api_server.empty_api_server import empty_api_server
-from tests.end_to_end.stage import Operator, condition, wait_for
+from tests.end_to_end.stage import GRANT, Operator, condition, grant, make_account, wait_for
 from tests.paths import ROOT
 
 from fluxtrain_operator.base import names
@@ -810,24 +808,6 @@ def test_a_rendezvous_pod_meets_a_quota_on_limits_and_a_limit_range(tenants: Ten
 
 
 PAIR = ("pair-a", "pair-b")
-RULES = "fluxtrain-operator-fluxtrain-system-jobs"
-
-
-def bind(kubectl: Kubectl, namespace: str) -> None:
-    """Give the operator's account in the first namespace its rights in ``namespace``."""
-    account = f"--serviceaccount={PAIR[0]}:operator"
-    here = f"--namespace={namespace}"
-    kubectl("create", "rolebinding", "operator", f"--clusterrole={RULES}", account, here)
-
-
-def kubeconfig_of(kubectl: Kubectl, folder: Path) -> Path:
-    """Return a kubeconfig of the operator's account, which may do what the chart grants."""
-    config = json.loads(kubectl.kubeconfig.read_text())
-    token = kubectl("create", "token", "operator", f"--namespace={PAIR[0]}").strip()
-    config["users"][0]["user"] = {"token": token}
-    path = folder / "kubeconfig"
-    path.write_text(json.dumps(config))
-    return path
 
 
 def phase_of(kubectl: Kubectl, name: str, namespace: str) -> str:
@@ -839,22 +819,13 @@ def phase_of(kubectl: Kubectl, name: str, namespace: str) -> str:
 def test_the_trouble_of_one_namespace_is_only_its_own(
     kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    documents = yaml.safe_load_all((ROOT / "manifests" / "rbac.yaml").read_text())
-    kubectl.apply(
-        *(each for each in documents if each["metadata"]["name"] == RULES and "rules" in each)
-    )
+    folder = tmp_path_factory.mktemp("pair")
     for namespace in PAIR:
         kubectl("create", "namespace", namespace)
         kubectl("create", "serviceaccount", "default", f"--namespace={namespace}")
-    kubectl("create", "serviceaccount", "operator", f"--namespace={PAIR[0]}")
-    election = ("--verb=create,get,update", "--resource=leases", f"--namespace={PAIR[0]}")
-    kubectl("create", "role", "election", *election)
-    account = f"--serviceaccount={PAIR[0]}:operator"
-    kubectl("create", "rolebinding", "election", "--role=election", account, *election[2:])
+    config = make_account(kubectl, PAIR[0], folder)
     for namespace in PAIR:
-        bind(kubectl, namespace)
-    folder = tmp_path_factory.mktemp("pair")
-    config = kubeconfig_of(kubectl, folder)
+        grant(kubectl, PAIR[0], namespace)
     options = ["--watch-nodes=false"]
     operator = Operator(
         kubectl, PAIR[0], folder, kubeconfig=config, others=PAIR[1:], options=options
@@ -872,14 +843,14 @@ def test_the_trouble_of_one_namespace_is_only_its_own(
     try:
         for namespace in PAIR:
             serve("first", namespace)
-        kubectl("delete", "rolebinding", "operator", f"--namespace={PAIR[1]}")
+        kubectl("delete", "rolebinding", GRANT, f"--namespace={PAIR[1]}")
         wait_for(lambda: f"namespaces/{PAIR[1]}/" in operator.log(), operator.log, seconds=90)
         serve("second", PAIR[0])
         serve("second", PAIR[1], served=False)
         code, text = probe(operator, "readyz")
         assert code == 200
         assert text.startswith("ok\n")
-        bind(kubectl, PAIR[1])
+        grant(kubectl, PAIR[0], PAIR[1])
         serve("third", PAIR[1])
         assert len(kubectl.get("pods", f"--namespace={PAIR[1]}")["items"]) > 0
         assert operator.process is not None

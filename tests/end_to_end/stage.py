@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from cluster import images, volumes
 from cluster.errors import ClusterError
 from cluster.free_ports import free_port
@@ -150,6 +151,35 @@ class Operator:
     def log(self) -> str:
         files = sorted(self._folder.glob("operator_*.log"))
         return "\n".join(path.read_text()[-4000:] for path in files)
+
+
+GRANT = "fluxtrain-operator-fluxtrain-system-jobs"
+"""The cluster role of the manifests with the rights in each namespace, and the name of its bindings."""
+
+
+def make_account(kubectl: Kubectl, namespace: str, folder: Path) -> Path:
+    """Create an account in ``namespace`` that may only elect a leader there; return its kubeconfig."""
+    here = f"--namespace={namespace}"
+    documents = yaml.safe_load_all((ROOT / "manifests" / "rbac.yaml").read_text())
+    kubectl.apply(
+        *(each for each in documents if each["metadata"]["name"] == GRANT and "rules" in each)
+    )
+    kubectl("create", "serviceaccount", "operator", here)
+    kubectl("create", "role", "election", "--verb=create,get,update", "--resource=leases", here)
+    account = f"--serviceaccount={namespace}:operator"
+    kubectl("create", "rolebinding", "election", "--role=election", account, here)
+    config = json.loads(kubectl.kubeconfig.read_text())
+    token = kubectl("create", "token", "operator", here).strip()
+    config["users"][0]["user"] = {"token": token}
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def grant(kubectl: Kubectl, home: str, namespace: str) -> None:
+    """Give the account in the namespace ``home`` an operator's rights in ``namespace``."""
+    account, here = f"--serviceaccount={home}:operator", f"--namespace={namespace}"
+    kubectl("create", "rolebinding", GRANT, f"--clusterrole={GRANT}", account, here)
 
 
 def status(kubectl: Kubectl, namespace: str, name: str) -> Manifest:

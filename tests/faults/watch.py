@@ -14,7 +14,14 @@ from tests.faults.fault import NEW_POD, Seen, Sign
 from tests.faults.target import Target, fetch_members
 
 STEP_POLL_SECONDS, POLL_SECONDS = 0.05, 0.3
-GOOD = ("Progressing=True", "Healthy=True")
+GOOD = (
+    "Progressing=True",
+    "Healthy=True",
+    "Ready=True",
+    "Training=True",
+    "Stalled=False",
+    "Reconciling=False",
+)
 """Conditions that report no fault."""
 
 

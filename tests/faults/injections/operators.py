@@ -54,19 +54,19 @@ def operator_upgraded(target: Target) -> Iterator[None]:
     previous = _previous_version(target)
     ours, before = target.jobs.operator, target.uids()
     try:
-        _hand_over(target, previous)
+        hand_over(target, previous)
         target.wait_for_steps(WATCHED_STEPS)
         assert target.uids() == before, "the previous version replaced a pod"
-        _hand_over(target, ours)
+        hand_over(target, ours)
         delete(target, target.pod_of_rank(1)["metadata"]["name"])
         target.wait_for_new_pods(before)
         target.wait_until_steady()
         before = target.uids()
-        _hand_over(target, previous)
+        hand_over(target, previous)
         target.wait_for_steps(WATCHED_STEPS)
         assert target.uids() == before, "the previous version replaced a pod"
     finally:
-        _hand_over(target, ours)
+        hand_over(target, ours)
     yield
 
 
@@ -80,7 +80,7 @@ def _previous_version(target: Target) -> Operator:
     return Operator(target.kubectl, target.jobs.namespace, folder, "previous", code=folder)
 
 
-def _hand_over(target: Target, successor: Operator) -> None:
+def hand_over(target: Target, successor: Operator) -> None:
     """Stop the operator and start ``successor``; return when it leads."""
     target.jobs.operator.stop()
     target.jobs.operator = successor
