@@ -146,8 +146,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> list[list[str]]:
 
 
 def _writes_of_lease(server: FakeApiServer) -> list[float]:
-    """Return the times at which an operator wrote the Lease."""
-    return [r.at for r in server.requests if r.method != "GET" and "/leases" in r.path]
+    """Return the times at which an operator wrote the Lease of its replicas, not a claim of jobs."""
+    claimed = f"/{crowd.NAMESPACE}/"
+    writes = (r for r in server.requests if r.method != "GET" and "/leases" in r.path)
+    return [write.at for write in writes if claimed not in write.path]
 
 
 def _since_lease(server: FakeApiServer, now: float) -> float:
@@ -161,7 +163,8 @@ def _longest_interval(server: FakeApiServer) -> float:
 
 def _release_lease(server: FakeApiServer) -> None:
     """Clear the holder, as a leader does that was asked to stop; a killed one's Lease expires after 15 s."""
-    (lease,) = server.of("leases").objects.values()
+    leases = server.of("leases").objects.items()
+    (lease,) = (lease for (namespace, _), lease in leases if namespace != crowd.NAMESPACE)
     server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
 
 
