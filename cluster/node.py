@@ -66,8 +66,24 @@ def _kubelet_config(node: Node, grace_seconds: int) -> dict[str, object]:
     }
 
 
+_SHARED_SOCKET = "device-plugins/kubelet.sock: bind: address already in use"
+"""In the log of a kubelet that lost the race for the one path that kubelets share, and has exited."""
+
+
 def start(node: Node) -> None:
     """Start kubelet and kube-proxy; containerd must be running."""
+    _start_kubelet(node)
+    flags = [
+        f"--kubeconfig={node.folder / 'kube-proxy.kubeconfig'}",
+        "--proxy-mode=iptables",
+        f"--cluster-cidr={POD_RANGE}",
+        f"--hostname-override={node.name}",
+        "--conntrack-max-per-core=0",
+    ]
+    _start_inside(node, "kube-proxy", flags)
+
+
+def _start_kubelet(node: Node) -> None:
     folder = node.folder
     flags = [
         f"--config={folder / 'kubelet.json'}",
@@ -79,14 +95,6 @@ def start(node: Node) -> None:
         f"--node-labels={fake_gpus.label_flag()}",
     ]
     _start_inside(node, "kubelet", flags)
-    flags = [
-        f"--kubeconfig={folder / 'kube-proxy.kubeconfig'}",
-        "--proxy-mode=iptables",
-        f"--cluster-cidr={POD_RANGE}",
-        f"--hostname-override={node.name}",
-        "--conntrack-max-per-core=0",
-    ]
-    _start_inside(node, "kube-proxy", flags)
 
 
 def _start_inside(node: Node, name: str, flags: list[str]) -> None:
@@ -99,7 +107,11 @@ def wait_ready(node: Node) -> None:
     Raises ClusterError with the end of the log if a program of the node has exited.
     """
 
+    kubelet = node.process("kubelet")
+
     def ready() -> bool:
+        if not processes.is_running(kubelet) and _SHARED_SOCKET in processes.log_tail(kubelet):
+            _start_kubelet(node)
         for name in PROGRAMS:
             processes.require_running(node.process(name))
         return is_ready(node)
