@@ -182,7 +182,7 @@ FAULTS = [
     ),
     Fault(
         "rendezvous-image-missing",
-        "the rendezvous pod is deleted, and the image of the next one cannot be pulled for 40 steps",
+        "the rendezvous pod is deleted, and no node has the image of the next one for 40 steps",
         neighbours.rendezvous_image_missing,
         UNNOTICED,
     ),

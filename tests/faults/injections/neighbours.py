@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import fake_gpus
+from cluster import containerd, fake_gpus, images
 from cluster.kubectl import Manifest
+from cluster.layout import nodes
 from tests.end_to_end import stage
 from tests.end_to_end.stage import GRANT, Operator, condition, grant, make_account, wait_for
 from tests.faults.injections.operators import WATCHED_STEPS, hand_over
@@ -20,6 +21,7 @@ REFUSED_STEPS = 20
 """Longer than an operator takes to try again."""
 SCRATCH = "/scratch"
 SCRATCH_MIB = 8
+KEPT_IMAGE = "localhost/fluxtrain/trainer:kept"
 UNWELL = "/output/faults/unwell-"
 
 
@@ -157,20 +159,17 @@ def _lose_a_pod_that_is_not_replaced(target: Target) -> None:
 
 @contextmanager
 def rendezvous_image_missing(target: Target) -> Iterator[None]:
-    """Name an image that does not exist for the rendezvous pod, and delete that pod."""
-    ours, namespace = target.jobs.operator, target.jobs.namespace
-    options = ["--rendezvous-image=localhost/fluxtrain/missing:1"]
-    folder = _folder(target, "missing")
-    wrong = Operator(target.kubectl, namespace, folder, "missing", options=options)
+    """Take the image from all nodes and delete the rendezvous pod: the next one cannot pull it."""
+    images.tag(IMAGE, KEPT_IMAGE)
+    for node in nodes():
+        containerd.ctr(node, "images", "rm", IMAGE)
     try:
-        hand_over(target, wrong)
         delete(target, target.rendezvous["metadata"]["name"], "--now")
         wait_for(lambda: "Image" in _healthy(target), target.debug_text, seconds=60)
         target.wait_for_steps(WATCHED_STEPS)
+        yield
     finally:
-        hand_over(target, ours)
-    delete(target, target.rendezvous["metadata"]["name"], "--now")
-    yield
+        images.tag(KEPT_IMAGE, IMAGE)
 
 
 def _healthy(target: Target) -> str:
