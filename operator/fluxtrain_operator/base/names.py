@@ -24,6 +24,9 @@ FIELD_MANAGER = "fluxtrain-operator"
 MANAGED_BY = "fluxtrain.dev/operator"
 """The value of ``spec.managedBy`` of the jobs that this operator reconciles."""
 
+CLAIM, CLAIM_SECONDS = "fluxtrain-jobs", 180
+"""The Lease of a namespace that says which release reconciles its jobs, and when another may take it."""
+
 LABEL_INDEX = f"{GROUP}/node-index"
 """Index of a training pod: the number at the end of its name. Read by the planner."""
 LABEL_ATTEMPT = f"{GROUP}/attempt"

@@ -20,6 +20,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
 from kubernetes.aio.client.exceptions import ApiException
 
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 
 LOG = logging.getLogger(__name__)
@@ -225,9 +226,9 @@ class LeaderElector:
         self._last_warning = text
 
 
-CLAIM = "fluxtrain-jobs"
-"""The Lease of a namespace that says which release reconciles its jobs."""
-CLAIM_TIMING = LeaseTiming(lease_duration=180, renew_deadline=150.0, retry_period=60.0)
+CLAIM_TIMING = LeaseTiming(
+    lease_duration=names.CLAIM_SECONDS, renew_deadline=150.0, retry_period=60.0
+)
 _CLAIM_ERROR_SECONDS = 5.0
 """Until the next try after a failed request."""
 
@@ -296,7 +297,7 @@ class NamespaceClaims:
             elector = LeaderElector(
                 self._api,
                 namespace,
-                CLAIM,
+                names.CLAIM,
                 self._holder,
                 timing=self._timing,
                 clock=self._clock,

@@ -238,6 +238,8 @@ class JobObjects:
     """Events about the job and its pods, also those that are gone, oldest first."""
     workload: Manifest | None = None
     """Kueue's workload of the present pods, read if they wait for Kueue."""
+    claim: Manifest | None = None
+    """The Lease by which a release claims the namespace; empty if there is none, None if unknown."""
     unread: tuple[str, ...] = ()
     """What could not be read, and why."""
 
@@ -294,6 +296,14 @@ def _is_about(regarding: Mapping[str, Any], job: Manifest) -> bool:
     pod = str(regarding.get("name"))
     number = re.search(r"-(\d{1,9})$", pod)
     return pod == names.pod(name, int(number[1])) if number else names.is_rendezvous(name, pod)
+
+
+def read_claim(kubectl: Kubectl) -> Manifest | None:
+    """Return the Lease by which a release claims the namespace; empty if there is none, None if unknown."""
+    try:
+        return kubectl.get("leases.coordination.k8s.io", names.CLAIM)
+    except KubectlError as error:
+        return {} if error.not_found else None
 
 
 def _index(pod: Manifest) -> tuple[bool, int, str]:

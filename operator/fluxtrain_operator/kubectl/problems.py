@@ -15,17 +15,20 @@ _PATIENCE_SECONDS = 90.0
 _CREATING = ("ContainerCreating", "PodInitializing")
 _PULLING, _PULLED = "Pulling", "Pulled"
 _UNENDED = ("Pending", "Running")
-_CLAIM_REASONS = {
-    "ClaimUnbound": re.compile(
-        r"unbound immediate persistentvolumeclaim|persistentvolumeclaim .*bound to non-?existent"
-        r"|available persistent volumes to bind",
-        re.IGNORECASE,
-    ),
-    "ClaimNotFound": re.compile(
-        r'persistentvolumeclaim "[^"]*" (not found|is being deleted)', re.IGNORECASE
-    ),
+_UNBOUND = (
+    r"unbound immediate persistentvolumeclaim|persistentvolumeclaim .*bound to non-?existent"
+    r"|available persistent volumes to bind"
+)
+_EXACT_REASONS = {
+    "Unschedulable": {
+        "ClaimUnbound": re.compile(_UNBOUND, re.IGNORECASE),
+        "ClaimNotFound": re.compile(
+            r'persistentvolumeclaim "[^"]*" (not found|is being deleted)', re.IGNORECASE
+        ),
+    },
+    "QuotaExceeded": {"AmountNotSet": re.compile("must specify ")},
 }
-"""What the scheduler says of pods whose claims keep them from all nodes."""
+"""What the scheduler says of pods whose claims keep them from all nodes, a quota of one without amounts."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,13 @@ def problem_of(
         return None
     if deletion := _deletion(pod, now):
         return PodProblem(name, "Terminating", deletion)
+    disruption = _condition(status, "DisruptionTarget", "True")
+    if disruption is not None and "deletionTimestamp" in pod["metadata"]:
+        text = _joined("is being deleted", disruption.get("message"))
+        return PodProblem(name, str(disruption.get("reason")), text)
     if status.get("phase") not in (None, *_UNENDED):
         return None
-    unscheduled = ("PodScheduled", "False")
-    conditions = status.get("conditions") or ()
-    scheduled = next(
-        (c for c in conditions if (c.get("type"), c.get("status")) == unscheduled), None
-    )
-    if scheduled is not None:
+    if (scheduled := _condition(status, "PodScheduled", "False")) is not None:
         return _scheduling(name, pod, scheduled)
     about = [event for event in events if _regards(event, name, pod["metadata"].get("uid"))]
     waiting = next(_waiting(status), None)
@@ -70,10 +72,15 @@ def problem_of(
 
 
 def reason_of(reason: str, message: str) -> str:
-    """Return ``reason``, or a more exact one that the scheduler's ``message`` has: of a claim."""
-    if reason != "Unschedulable":
-        return reason
-    return next((name for name, text in _CLAIM_REASONS.items() if text.search(message)), reason)
+    """Return ``reason``, or a more exact one that its ``message`` has."""
+    known = _EXACT_REASONS.get(reason, {})
+    return next((name for name, text in known.items() if text.search(message)), reason)
+
+
+def _condition(status: Mapping[str, Any], kind: str, value: str) -> Mapping[str, Any] | None:
+    """Return the condition of the type ``kind`` if it has this value."""
+    found = (c for c in status.get("conditions") or () if c.get("type") == kind)
+    return next((c for c in found if c.get("status") == value), None)
 
 
 def _scheduling(name: str, pod: Mapping[str, Any], condition: Mapping[str, Any]) -> PodProblem:
@@ -190,6 +197,10 @@ _REMEDIES = {  # reasons whose message says it already are left out
         """-p '{"metadata":{"finalizers":null}}'`."""
     ),
     "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
+    "AmountNotSet": (
+        "The quota counts an amount that the pod does not set: add it to spec.resources, of the rendezvous "
+        "pod to spec.resources.rendezvous (the chart's value podDefaults.rendezvous.resources)."
+    ),
     "PodSecurity": (
         "Change what the message names, usually in spec.podTemplate, spec.storage or spec.network."
     ),
@@ -283,6 +294,11 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "pod: `kubectl describe node`."
     ),
     "NodePressure": "The node is short of disk, memory or processes: `kubectl describe node`.",
+    "NodeShutdown": "The node shuts down. The operator replaces the pod, elsewhere or once it is back.",
+    "OutOfResources": (
+        "Another pod was faster. The operator replaces the pod; `kubectl describe node` shows what is free."
+    ),
+    "Killed": "Somebody on the node killed it. The operator replaces the pod: `kubectl describe node`.",
     "UnexpectedAdmissionError": (
         "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
         "plugin's log show why the kubelet rejects the pod."
@@ -315,5 +331,6 @@ _REFUSED = "Follow the message of the API server or webhook; the operator tries 
 
 def remedy(reason: str, job: str, namespace: str, pod: str = "") -> str:
     """Return what to do about ``reason``; empty if that is not known."""
-    text = _REMEDIES.get(reason, _REFUSED if reason.endswith("Refused") else "")
+    default = _REFUSED if reason.endswith("Refused") else ""
+    text = _REMEDIES.get("OutOfResources" if reason.startswith("OutOf") else reason, default)
     return Template(text).substitute(job=job, namespace=namespace, pod=pod)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from fluxtrain.contract.process import COMPUTE, DATA, STRAGGLER_TEXTS
+from fluxtrain.contract.resource.fluxtraining import KIND
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Manifest
 from fluxtrain_operator.base.names import duration, seconds
 from fluxtrain_operator.base.node_health import HALF_LIFE_SECONDS, Fault, faults_of
-from fluxtrain_operator.kubectl.client import JobObjects, Kubectl, group_of, read_job
+from fluxtrain_operator.kubectl.client import (
+    JobObjects,
+    Kubectl,
+    event_time,
+    group_of,
+    read_claim,
+    read_job,
+)
 from fluxtrain_operator.kubectl.problems import PodProblem, problem_of, reason_of, remedy
 from fluxtrain_operator.planner.observed import Pod
 
+_RECENT_SECONDS = 600.0
 _ONGOING = ("Pending", "Starting", "Restarting", "Running")
 _RECENT_FAULT_SECONDS = 4 * HALF_LIFE_SECONDS
 """A single fault counts for so long."""
@@ -24,7 +33,8 @@ _RECENT_FAULT_SECONDS = 4 * HALF_LIFE_SECONDS
 
 def why(kubectl: Kubectl, name: str) -> str:
     """Return the paragraph about the job ``name``, as one line. Raises KubectlError."""
-    return explanation(read_job(kubectl, name), time.time())
+    objects = read_job(kubectl, name)
+    return explanation(replace(objects, claim=read_claim(kubectl)), time.time())
 
 
 def explanation(objects: JobObjects, now: float) -> str:
@@ -35,7 +45,9 @@ def explanation(objects: JobObjects, now: float) -> str:
     sentences = [
         _sentence(f"{facts.namespace}/{facts.name}{phase} {first.text}"),
         first.remedy,
-        _health(facts, first.text),
+        _health(facts, first),
+        _interruption(facts, first),
+        _lapsed_claim(facts),
         _node_faults(facts),
         _excluded(facts),
         _restarts(facts),
@@ -51,15 +63,41 @@ def _sentence(text: str) -> str:
     return line if line.endswith(("?", "!")) else f"{line.rstrip('.')}."
 
 
-def _health(facts: Facts, said: str) -> str:
-    """Return the problem of a job that is about to train, unless it has been said."""
+def _health(facts: Facts, first: Finding) -> str:
+    """Return the problem of a job that is about to train, and what to do, unless it has been said."""
     healthy = facts.condition("Healthy")
     is_starting = facts.phase in ("Pending", "Starting", "Restarting")
-    message = healthy["message"].rstrip(".")
+    message, said = healthy["message"].rstrip("."), first.text
     is_said = message in said or message.removeprefix(f"{names.rendezvous(facts.name)}: ") in said
     if healthy["status"] != "False" or not is_starting or is_said:
         return ""
-    return _sentence(f"{healthy['reason']}: {healthy['message']}")
+    todo = _remedy_of(facts, healthy)
+    text = _sentence(f"{healthy['reason']}: {healthy['message']}")
+    return text if todo in ("", first.remedy) else f"{text} {todo}"
+
+
+def _interruption(facts: Facts, first: Finding) -> str:
+    """Return what has taken a pod from a job that is not over, now or lately, unless it has been said."""
+    causes = (facts.status.get("restarts") or {}).get("causes") or {}
+    told = [(p.reason, f"{p.pod} {p.message}", p.message) for p in facts.problems]
+    for event in reversed(facts.objects.events):
+        age, reason, text = facts.now - event_time(event), event.get("reason"), event.get("message")
+        if age < _RECENT_SECONDS and (event.get("involvedObject") or {}).get("kind") == KIND:
+            cause = str(text).partition(": ")[2].removesuffix("; replaced")
+            told.append((str(reason), f"{reason} {duration(age)} ago: {text}", cause))
+    reason, text, cause = next((one for one in told if one[0] in causes), ("", "", ""))
+    is_said = cause in f"{first.text} {facts.condition('Healthy')['message']}"
+    if is_said or facts.phase not in _ONGOING:
+        return ""
+    return f"{_sentence(text)} {_remedy(facts, reason)}".strip()
+
+
+def _lapsed_claim(facts: Facts) -> str:
+    """Return that the release which claims the namespace of a job that is not over no longer renews that."""
+    claim, age = _claim(facts), facts.claim_age or 0.0
+    if claim is None or age < names.CLAIM_SECONDS or facts.phase in ("", "Complete", "Failed"):
+        return ""
+    return f"{_sentence(claim.text)} {claim.remedy}"
 
 
 def _node_faults(facts: Facts) -> str:
@@ -95,17 +133,20 @@ def _excluded(facts: Facts) -> str:
 
 
 def _restarts(facts: Facts) -> str:
-    """Return how often the job was restarted, and the last error, of a job that is not over."""
+    """Return how often the job was restarted, the last error and all causes, of a job that is not over."""
     if facts.phase not in _ONGOING:
         return ""
     counts = facts.status.get("restarts") or {}
     kinds = {"gang": "of all pods", "pod": "of single pods", "process": "of processes in place"}
     parts = [f"{counts[key]} {text}" for key, text in kinds.items() if counts.get(key)]
-    if not parts:
-        return ""
-    error = facts.status.get("lastError")
-    last = [_sentence(f"The last error: {error}")] if error else []
-    return " ".join([f"Restarts so far: {', '.join(parts)}.", *last])
+    causes = [f"{name} ({number})" for name, number in (counts.get("causes") or {}).items()]
+    error = facts.status.get("lastError") if parts else ""
+    sentences = (
+        f"Restarts so far: {', '.join(parts)}." if parts else "",
+        _sentence(f"The last error: {error}") if error else "",
+        f"Causes of restarts so far: {', '.join(causes)}." if causes else "",
+    )
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def _unseen_change(facts: Facts) -> str:
@@ -160,6 +201,16 @@ class Facts:
     def progress(self) -> Manifest:
         """Return the progress; empty without one."""
         return self.status.get("progress") or {}
+
+    @property
+    def claim(self) -> Manifest:
+        """Return the spec of the Lease by which a release claims the namespace; empty if it is unknown."""
+        return (self.objects.claim or {}).get("spec") or {}
+
+    @property
+    def claim_age(self) -> float | None:
+        """Return the seconds since a release renewed its claim of the namespace; None if unknown."""
+        return self.age(self.claim.get("renewTime")) if self.claim.get("holderIdentity") else None
 
     @property
     def min_nodes(self) -> int:
@@ -222,6 +273,7 @@ _OLD_SECONDS = 300.0
 """A step that is older deserves a word; evaluations and checkpoints may take this long."""
 _NO_ANSWER = ("NoAnswer", "ReportedByAgents")
 """Reasons of a job none of whose trainers answers."""
+_COUNT = " nodes are up"
 _AGAIN = " again at "
 """In the message of a condition, before the time at which a failed job starts again."""
 _OPERATOR = (
@@ -271,7 +323,25 @@ def unseen(facts: Facts) -> Finding | None:
         return None
     age = facts.age(facts.metadata.get("creationTimestamp")) or 0.0
     text = f"was created {duration(age)} ago, and the operator has written no status"
-    return Finding(text, _OPERATOR if age > _SOON_SECONDS else "That takes a few seconds.")
+    if age <= _SOON_SECONDS:
+        return Finding(text, "That takes a few seconds.")
+    if claim := _claim(facts):
+        return Finding(f"{text}; {claim.text}", claim.remedy)
+    is_free = facts.objects.claim == {}
+    return Finding(f"{text}{'; no operator claims the namespace' if is_free else ''}", _OPERATOR)
+
+
+def _claim(facts: Facts) -> Finding | None:
+    """Return which release claims the namespace, and when it renewed that last; None if that is unknown."""
+    if facts.claim_age is None:
+        return None
+    holder = str(facts.claim.get("holderIdentity"))
+    namespace, _, name = holder.partition("/")
+    log = f"`kubectl logs -n {namespace} deployment/{name}`"
+    return Finding(
+        f"{holder} claims the namespace, and renewed that {duration(facts.claim_age)} ago",
+        f"That release reconciles the jobs there, unless it does not run or lacks rights: {log}.",
+    )
 
 
 def complete(facts: Facts) -> Finding | None:
@@ -292,7 +362,7 @@ def failed(facts: Facts) -> Finding | None:
     error = f"; its last error: {last}" if last and last not in message else ""
     time = facts.ago(facts.status.get("completionTime"))
     text = f"failed {time}, {condition['reason']}: {message}{error}"
-    return Finding(text, _remedy(facts, condition["reason"]))
+    return Finding(text, _remedy_of(facts, condition))
 
 
 def suspended(facts: Facts) -> Finding | None:
@@ -327,7 +397,7 @@ def blocked(facts: Facts) -> Finding | None:
     if condition["status"] != "False" or facts.num_running >= facts.min_nodes:
         return None
     message = condition["message"] or condition["reason"]
-    return Finding(f"waits: {message}", _remedy(facts, condition["reason"]))
+    return Finding(f"waits: {message}", _remedy_of(facts, condition))
 
 
 def backing_off(facts: Facts) -> Finding | None:
@@ -345,12 +415,12 @@ def pods_waiting(facts: Facts) -> Finding | None:
     """A job with too few running pods."""
     if facts.phase not in ("Pending", "Restarting") or facts.num_running >= facts.min_nodes:
         return None
-    count = f"waits for pods: {facts.num_running} of at least {facts.min_nodes} nodes are up"
+    count = f"waits for pods: {facts.num_running} of at least {facts.min_nodes}{_COUNT}"
     if not facts.problems:
-        condition = facts.condition("Training")
-        message = "" if condition["message"].startswith("0 of") else condition["message"]
-        reason = reason_of(condition["reason"], condition["message"])
-        return Finding(f"{count}; {message}" if message else count, _remedy(facts, reason))
+        healthy, training = facts.condition("Healthy"), facts.condition("Training")
+        condition = healthy if healthy["status"] == "False" else training
+        message = condition["message"].rpartition(_COUNT)[2].removeprefix("; ")
+        return Finding(f"{count}; {message}" if message else count, _remedy_of(facts, condition))
     first = min(facts.problems, key=lambda problem: problem.is_passing)
     return Finding(f"{count}; {_problem(facts, first)}", _remedy(facts, first.reason, first.pod))
 
@@ -369,7 +439,7 @@ def starting(facts: Facts) -> Finding | None:
     training = facts.condition("Training")
     if facts.phase == "Pending" and training["message"]:
         text = f"{text}: they wait for the rendezvous; {training['message']}"
-        return Finding(text, _remedy(facts, training["reason"]))
+        return Finding(text, _remedy_of(facts, training))
     if facts.condition("Progressing")["reason"] in _NO_ANSWER:
         return Finding(
             f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")
@@ -394,7 +464,7 @@ def running(facts: Facts) -> Finding | None:
     healthy = facts.condition("Healthy")
     if healthy["status"] != "False":
         return Finding(text, straggler.remedy)
-    todo = f"{_remedy(facts, healthy['reason'])} {straggler.remedy}".strip()
+    todo = f"{_remedy_of(facts, healthy)} {straggler.remedy}".strip()
     return Finding(f"{text}; {healthy['reason']}: {healthy['message']}", todo)
 
 
@@ -503,6 +573,10 @@ def _of(progress: Mapping[str, Any], name: str, total: str) -> str:
 
 def _logs(facts: Facts) -> str:
     return f"`kubectl fluxtrain logs {facts.name} -n {facts.namespace}`"
+
+
+def _remedy_of(facts: Facts, condition: Mapping[str, Any]) -> str:
+    return _remedy(facts, reason_of(condition["reason"], condition["message"]))
 
 
 def _remedy(facts: Facts, reason: str, pod: str = "") -> str:

@@ -63,6 +63,28 @@ def waiting(index: int, reason: str, message: str = "", component: str = names.T
     return make_pod(index, component, containerStatuses=[container])
 
 
+def taken(reason: str = "", text: str = "", by: str = "", code: int | None = None) -> Manifest:
+    """Return the pod 1 that ended with ``reason``, with DisruptionTarget of the reason ``by``.
+
+    Without a ``reason`` and a ``code`` it is being deleted.
+    """
+    state: Manifest = {"running": {"startedAt": stamp(LONG_AGO)}}
+    if code is not None:
+        times = {"startedAt": stamp(LONG_AGO), "finishedAt": stamp(NOW - 1)}
+        state = {"terminated": {"exitCode": code, "reason": "Error", **times}}
+    told = {"type": "DisruptionTarget", "status": "True", "reason": by, "message": text}
+    pod = make_pod(
+        1,
+        phase="Failed" if reason or code else "Running",
+        containerStatuses=[{"name": names.TRAINER, "image": "trainer:1", "state": state}],
+        conditions=[told] if by else [],
+        **({"reason": reason, "message": text} if reason else {}),
+    )
+    if not (reason or code):
+        pod["metadata"]["deletionTimestamp"] = stamp(NOW + 20)
+    return pod
+
+
 def unscheduled(index: int, reason: str, message: str, spec: Manifest | None = None) -> Manifest:
     """Return a pod without a node."""
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}

@@ -13,6 +13,7 @@ from tests.operator.kubectl.objects import (
     make_training,
     running,
     state_of,
+    taken,
     unscheduled,
     waiting,
 )
@@ -55,6 +56,16 @@ NOT_FOUND = "rpc error: code = NotFound desc = trainer:2: not found"
 NO_CLAIM = '0/8 nodes are available: persistentvolumeclaim "data" not found.'
 UNBOUND = "0/8 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 NO_QUOTA = CreateFailure("Pod", "job-rendezvous", "QuotaExceeded", "exceeded quota: small")
+NO_LIMITS = replace(
+    NO_QUOTA, message="failed quota: small: must specify limits.cpu for: rendezvous"
+)
+LIMIT = 'Usage of EmptyDir volume "tmp" exceeds the limit "20Mi".'
+PRESSURE = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 9Mi."
+REJECTED = "Allocate failed due to no healthy devices present, which is unexpected"
+SHUTDOWN = "Pod was rejected as the node is shutting down."
+NO_SECRET = 'MountVolume.SetUp failed for volume "key": secret "job-key" not found'
+TAINTED = "Taint manager: deleting due to NoExecute taint"
+PREEMPTED = "default-scheduler: preempting to accommodate a higher priority pod"
 FOREIGN = {"metadata": {"name": "job-0", "namespace": "team"}}
 OWNER = {"kind": "Deployment", "name": "shop", "controller": True}
 SHOP = {"metadata": {"name": "job", "namespace": "team", "ownerReferences": [OWNER]}}
@@ -114,10 +125,31 @@ def gated(*gates: str, spec: Manifest | None = None) -> tuple[Manifest, ...]:
     return tuple(pods)
 
 
-def without_status(seconds_ago: float) -> JobObjects:
+def without_status(seconds_ago: float, claim: Manifest | None = None) -> JobObjects:
     job = make_training()
     job["metadata"]["creationTimestamp"] = stamp(NOW - seconds_ago)
-    return JobObjects(job)
+    return JobObjects(job, claim=claim)
+
+
+def drained() -> JobObjects:
+    """Return a job a minute after a drain, whose next pod is not there yet."""
+    before = loses(taken("", "Eviction API: evicting", "EvictionByEvictionAPI")).job["status"]
+    text = "job-1 on node-1: Eviction API: evicting"
+    event = make_event("EvictionByEvictionAPI", text, kind="Warning", seconds_ago=60)
+    return state_of(
+        running(0), running(0, names.RENDEZVOUS), before=read_status(before), events=(event,)
+    )
+
+
+def claimed(holder: str, seconds_ago: float) -> Manifest:
+    """Return the Lease of a namespace that ``holder`` renewed a while ago."""
+    return {"spec": {"holderIdentity": holder, "renewTime": stamp(NOW - seconds_ago)}}
+
+
+def loses(pod: Manifest, **more: Any) -> JobObjects:
+    """Return a job of two nodes that has trained, and loses one ``pod``."""
+    rendezvous = running(0, names.RENDEZVOUS)
+    return state_of(running(0), pod, rendezvous, before=trained(), progress=trains(), **more)
 
 
 def rejected() -> JobObjects:
@@ -475,6 +507,93 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         ),
         ("NodeLost", "node node-1 is lost", "kubectl describe node"),
     ),
+    "drained": (
+        loses(taken("", "Eviction API: evicting", "EvictionByEvictionAPI")),
+        ("job-1 is being deleted: Eviction API: evicting", "Somebody drains the node"),
+    ),
+    "drained_a_minute_ago": (
+        drained(),
+        (
+            "waits for pods: 1 of at least 2 nodes are up.",
+            "EvictionByEvictionAPI 1m ago: job-1 on node-1: Eviction API: evicting.",
+            "Somebody drains the node",
+            "Causes of restarts so far: EvictionByEvictionAPI (1).",
+        ),
+    ),
+    "drained_while_others_train": (
+        loses(
+            taken("", "Eviction API: evicting", "EvictionByEvictionAPI"),
+            spec={"nodes": {"min": 1, "max": 2}},
+        ),
+        ("trains on 1 node", "job-1 is being deleted: Eviction API: evicting", "Somebody drains"),
+    ),
+    "preempted": (
+        loses(taken("", PREEMPTED, "PreemptionByScheduler")),
+        (f"job-1 is being deleted: {PREEMPTED}", "spec.scheduling.priorityClassName"),
+    ),
+    "no_execute": (
+        loses(taken("", TAINTED, "DeletionByTaintManager")),
+        (f"job-1 is being deleted: {TAINTED}", "spec.scheduling.tolerations"),
+    ),
+    "node_under_pressure": (
+        loses(taken("Evicted", PRESSURE, "TerminationByKubelet", 137)),
+        (f"nodes are up; job-1: Evicted: {PRESSURE}", "`kubectl describe node`"),
+    ),
+    "own_limit_exceeded": (
+        loses(taken("Evicted", LIMIT, code=137)),
+        (f"job-1: exit code 137, evicted for a limit of its own: {LIMIT}", "an emptyDir's size"),
+    ),
+    "probe_failed": (
+        loses(taken(code=137) | {"hasProbe": True}),
+        ("job-1: exit code 137, stopped by the kubelet, as after a failed probe", "liveness"),
+    ),
+    "rejected_by_the_kubelet": (
+        loses(taken("UnexpectedAdmissionError", REJECTED)),
+        (f"job-1: {REJECTED}", "the device plugin's log"),
+    ),
+    "node_shuts_down": (
+        loses(taken("NodeShutdown", SHUTDOWN)),
+        (f"job-1: {SHUTDOWN}", "The operator replaces the pod"),
+    ),
+    "node_lacks_resources": (
+        loses(taken("OutOfcpu", "Node didn't have enough resource: cpu")),
+        ("job-1: Node didn't have enough resource: cpu", "The operator replaces the pod"),
+    ),
+    "no_limits_for_a_quota": (
+        state_of(*STARTED, create_failures=(NO_LIMITS,)),
+        ("quota: small: must specify limits.cpu for: rendezvous", "spec.resources.rendezvous"),
+    ),
+    "rendezvous_volume_missing": (
+        state_of(
+            *STARTED,
+            waiting(0, "ContainerCreating", component=names.RENDEZVOUS),
+            events=(make_event("FailedMount", NO_SECRET, "job-rendezvous", "Warning"),),
+        ),
+        (f"and job-rendezvous cannot start: {NO_SECRET}", "Check that the volume"),
+    ),
+    "second_release": (
+        without_status(600, claimed("beta/fluxtrain-operator", 20)),
+        (
+            "beta/fluxtrain-operator claims the namespace, and renewed that 20s ago",
+            "`kubectl logs -n beta deployment/fluxtrain-operator`",
+        ),
+    ),
+    "no_release": (
+        without_status(600, {}),
+        ("no operator claims the namespace", "The operator may not be running, or may not watch"),
+    ),
+    "role_lost": (
+        replace(state_of(*STARTED), claim=claimed("alpha/fluxtrain-operator", 600)),
+        (
+            "but no step is made yet",
+            "alpha/fluxtrain-operator claims the namespace, and renewed that 10m ago.",
+            "`kubectl logs -n alpha deployment/fluxtrain-operator`",
+        ),
+    ),
+    "definition_created_anew": (
+        refused("PredecessorTerminating", "Service job of an earlier job is being deleted"),
+        ("Service job of an earlier job is being deleted", "Nothing needs to be done"),
+    ),
     "unknown_phase": (unknown_phase(), ("Ready=False (Teleporting)", "newer plugin")),
 }
 
@@ -488,6 +607,37 @@ def test_each_state_is_explained(state: str) -> None:
     assert said.startswith("team/job")
     assert "\n" not in said
     assert ".." not in said.replace("...", "")
+
+
+BY_OTHERS = (
+    *("drained", "preempted", "no_execute", "node_under_pressure", "own_limit_exceeded"),
+    *("probe_failed", "rejected_by_the_kubelet", "node_shuts_down", "node_lacks_resources"),
+    *("second_release", "no_release", "role_lost", "definition_created_anew"),
+    *("rendezvous_refused", "no_limits_for_a_quota", "rendezvous_volume_missing"),
+    *("starting_without_rendezvous", "claim_missing", "claim_unbound", "quota", "webhook"),
+    *("name_conflict", "name_conflicts", "no_pod_groups", "volcano", "no_scheduler"),
+    *("kueue", "other_gate"),
+)
+"""States that other people's controllers, quotas, policies and disks bring a job into."""
+
+
+def test_what_others_do_to_a_job_is_told_with_its_cause_before_the_next_step() -> None:
+    for state in BY_OTHERS:
+        objects, texts = STATES[state]
+        said = explanation(objects, NOW)
+        places = [said.find(text) for text in texts]
+        assert len(places) > 1, f"{state}: a cause and a next step"
+        assert -1 < places[0] < places[-1], f"{state}: {said}"
+
+
+def test_a_claim_that_is_renewed_is_not_told_of_a_job_that_has_a_status() -> None:
+    objects = replace(state_of(*RUNNING, progress=trains()), claim=claimed("a/operator", 100))
+    assert "claims" not in explanation(objects, NOW)
+
+
+def test_a_claim_of_a_job_that_is_over_is_not_told() -> None:
+    over = STATES["complete"][0]
+    assert "claims" not in explanation(replace(over, claim=claimed("a/operator", 9000)), NOW)
 
 
 def test_a_problem_of_the_rendezvous_pod_is_said_once() -> None:
