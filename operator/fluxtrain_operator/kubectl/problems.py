@@ -314,9 +314,21 @@ _REMEDIES = {  # reasons whose message says it already are left out
     ),
     "NotScheduled": "If this lasts, the scheduler that the pod names is not running.",
     "NoReport": "If this lasts, check the node: `kubectl describe node`.",
-    "ErrImagePull": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
-    "ImagePullBackOff": "Check spec.image and the pull secrets (spec.podTemplate.spec.imagePullSecrets).",
-    "InvalidImageName": "Correct spec.image.",
+    "ErrImagePull": (
+        "Check the image and the pull secrets (spec.podTemplate.spec.imagePullSecrets). It is spec.image, "
+        "else the chart's value trainerImage; of the rendezvous pod the chart's value image, if that is set."
+    ),
+    "ImagePullBackOff": (
+        "Check the image and the pull secrets (spec.podTemplate.spec.imagePullSecrets). It is spec.image, "
+        "else the chart's value trainerImage; of the rendezvous pod the chart's value image, if that is set."
+    ),
+    "InvalidImageName": (
+        "Correct spec.image, else the chart's value trainerImage; of the rendezvous pod its value image."
+    ),
+    "ContainerCreating": (
+        "If this lasts, `kubectl get events -n $namespace` shows why: a slow pull, or a volume, Secret or "
+        "network that is missing."
+    ),
     "Pulling": "Large images take minutes on a node that has not used them.",
     "CreateContainerConfigError": (
         "Create the secret or config map that the message names, or correct spec.podTemplate."

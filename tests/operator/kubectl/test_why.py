@@ -375,7 +375,8 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         state_of(waiting(0, "ImagePullBackOff", NOT_FOUND), running(1)),
         (
             "job-0 cannot start container trainer, image trainer:1: ImagePullBackOff: rpc error",
-            "spec.image",
+            "Check the image and the pull secrets",
+            "spec.image, else the chart's value trainerImage",
         ),
     ),
     "image_is_pulled": (
@@ -429,7 +430,10 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
     ),
     "starting_without_rendezvous": (
         state_of(*STARTED, waiting(0, "ImagePullBackOff", NOT_FOUND, names.RENDEZVOUS)),
-        ("they wait for the rendezvous, and job-rendezvous cannot start container", "spec.image"),
+        (
+            "they wait for the rendezvous, and job-rendezvous cannot start container",
+            "of the rendezvous pod the chart's value image",
+        ),
     ),
     "rendezvous_image_cannot_be_pulled_while_trainers_are_created": (
         state_of(
@@ -571,6 +575,14 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         ),
         (f"and job-rendezvous cannot start: {NO_SECRET}", "Check that the volume"),
     ),
+    "rendezvous_does_not_start": (
+        state_of(*STARTED, waiting(0, "ContainerCreating", component=names.RENDEZVOUS)),
+        (
+            "and job-rendezvous is creating its containers. If this lasts,",
+            "ContainerCreating: job-rendezvous: has not started for 2h.",
+            "`kubectl get events -n team` shows why",
+        ),
+    ),
     "second_release": (
         without_status(600, claimed("beta/fluxtrain-operator", 20)),
         (
@@ -614,6 +626,7 @@ BY_OTHERS = (
     *("probe_failed", "rejected_by_the_kubelet", "node_shuts_down", "node_lacks_resources"),
     *("second_release", "no_release", "role_lost", "definition_created_anew"),
     *("rendezvous_refused", "no_limits_for_a_quota", "rendezvous_volume_missing"),
+    "rendezvous_does_not_start",
     *("starting_without_rendezvous", "claim_missing", "claim_unbound", "quota", "webhook"),
     *("name_conflict", "name_conflicts", "no_pod_groups", "volcano", "no_scheduler"),
     *("kueue", "other_gate"),
