@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -15,6 +16,7 @@ from tests.operator.jobs import KEY, make_job
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import ApiError
 from fluxtrain_operator.base.job import Job, Manifest
+from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
@@ -66,6 +68,7 @@ class ObjectStore:
         created = encoded(manifest)
         version = str(next(self._versions))
         created["metadata"] |= {"uid": f"uid-{version}", "resourceVersion": version}
+        created["metadata"]["creationTimestamp"] = stamp(time.time())
         self.objects[kind, name] = created
         return created
 

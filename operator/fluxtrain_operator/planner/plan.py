@@ -269,6 +269,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times += [replacement_time(situation, f) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
         times += [answer_deadline(situation), release_deadline(situation)]
+        times.append(situation.rendezvous_deadline)
         times.append(situation.guard.recheck_time)
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Literal
 
 from fluxtrain.contract.resource.status import (
@@ -18,17 +19,18 @@ from fluxtrain.contract.resource.status import (
 )
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest, Revision
-from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.names import duration, seconds, stamp
 from fluxtrain_operator.base.reports import MembersReport, ProcessRestart, Progress
 from fluxtrain_operator.planner.guard import START_ERROR, Failure, Guard, Reason, failure_of
-from fluxtrain_operator.planner.observed import Observed, Pod
+from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod
 from fluxtrain_operator.resources import supporting
 from fluxtrain_operator.resources.scheduling import Gang, Queueing, gang_of, queueing_of
 from fluxtrain_operator.resources.support import DISRUPTION_BUDGET
 
 _UNRESPONSIVE_SECONDS = 30.0
-_REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
+_RENDEZVOUS_SECONDS = 300.0
+_REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,22 @@ class Situation:
             return None
         if failure := failure_of(pod):
             return failure.reason, failure.message
-        return pod.wait_reason if pod.cannot_start else None
+        if pod.cannot_start or self.now < (self.rendezvous_deadline or inf):
+            return pod.wait_reason if pod.cannot_start else None
+        reason = pod.wait_reason[0] if pod.waiting else "NoReport" if pod.node else "NotScheduled"
+        return reason, f"{pod.name}: has not started for {duration(self.now - pod.created)}"
+
+    @property
+    def rendezvous_deadline(self) -> float | None:
+        """Return the Unix time from which it is a problem that the rendezvous pod has not started yet."""
+        pod = self.observed.rendezvous
+        if pod is None or pod.started is not None or pod.ended or pod.deleting or pod.gated:
+            return None
+        return pod.created + _RENDEZVOUS_SECONDS
+
+    def include_rendezvous(self, failures: Iterable[CreateFailure]) -> bool:
+        """Return whether one of ``failures`` is of a rendezvous pod."""
+        return any(names.is_rendezvous(self.job.name, failure.name) for failure in failures)
 
     @property
     def lacks_rendezvous(self) -> bool:
@@ -230,8 +247,7 @@ class Situation:
         """
         pod = self.observed.rendezvous
         if pod is None:
-            failures = self.observed.create_failures
-            return any(names.is_rendezvous(self.job.name, failure.name) for failure in failures)
+            return self.include_rendezvous(self.observed.create_failures)
         is_expected = self.job.status.phase == "Starting" and self.rendezvous_problem is None
         return not (pod.running or is_expected)
 

@@ -693,16 +693,42 @@ def test_a_rendezvous_pod_that_cannot_start_is_told_and_meets_the_pending_deadli
 
 def test_a_rendezvous_pod_that_is_created_is_no_problem_but_no_start_either() -> None:
     story = Story(TWO, pendingDeadlineSeconds=LIMIT)
-    store = rendezvous(story.job, **PENDING, waiting="ContainerCreating")
+    store = rendezvous(story.job, **PENDING, waiting="ContainerCreating", created=NOW)
     story.plan(10, *story.pods(), rendezvous=store)
     status = story.job.status
     assert (status.phase, condition(status, "Healthy")) == ("Pending", ("True", "AsExpected"))
     assert condition(status, "Training") == ("False", "ContainerCreating")
     story.plan(20, *story.pods())
     assert condition(story.job.status, "Training") == ("False", "Starting")
+    store = replace(store, created=NOW + LIMIT)
     for at in (LIMIT + 10, LIMIT + 20):  # it is replaced while trainers start
         story.plan(at, *story.pods(), rendezvous=store)
         assert (story.job.status.phase, story.failure) == ("Starting", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"waiting": "ContainerCreating"}, "ContainerCreating"),
+        ({"waiting": "PodInitializing"}, "PodInitializing"),
+        ({}, "NoReport"),
+        ({"node": ""}, "NotScheduled"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_rendezvous_pod_that_does_not_start_for_minutes_is_a_problem(
+    changes: dict[str, Any], reason: str
+) -> None:
+    story = Story(TWO)
+    store = rendezvous(story.job, **{**PENDING, "created": NOW, **changes})
+    result = story.plan(290, *story.pods(), rendezvous=store)
+    assert condition(story.job.status, "Healthy") == ("True", "AsExpected")
+    assert result.requeue_after == 10
+    story.plan(300, *story.pods(), rendezvous=store)
+    assert condition(story.job.status, "Healthy") == ("False", reason)
+    assert message(story.job.status, "Healthy") == "job-rendezvous: has not started for 5m"
+    story.plan(310, *story.pods())
+    assert condition(story.job.status, "Healthy") == ("True", "AsExpected")
 
 
 def test_a_refused_rendezvous_pod_counts_in_phase_and_deadline() -> None:
