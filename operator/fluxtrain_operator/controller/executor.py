@@ -192,20 +192,21 @@ class Executor:
     async def _create_pods(self, job: Job, pods: list[Manifest], state: JobState) -> None:
         """Create ``pods`` in batches; after a rejection the others are not tried.
 
-        A rendezvous pod is a batch of its own: without it, training pods would hold GPUs in vain.
+        A rendezvous pod is a batch of its own, and must be created: without it, training pods would hold
+        GPUs in vain.
         """
         first = sum(names.is_rendezvous(job.name, pod["metadata"]["name"]) for pod in pods[:1])
         ends = [*range(first, len(pods), _POD_BATCH), len(pods)]
         for start, end in pairwise([0, *ends]):
             batch = pods[start:end]
             await _gather(self._ensure_pod(job, pod, state) for pod in batch)
-            create_failures = (state.create_failures.get(_name(pod)) for pod in batch)
-            rejection = next(
-                (o for o in create_failures if o is not None and not o.is_name_conflict), None
-            )
+            known = (state.create_failures.get(_name(pod)) for pod in batch)
+            failed = [failure for failure in known if failure is not None]
+            rejection = next((f for f in failed if not f.is_name_conflict), None)
             if rejection is not None:
                 rest = pods[end:]
                 state.create_failures |= {_name(pod): rejection.for_object(pod) for pod in rest}
+            if rejection is not None or (failed and end == first):
                 return
 
     async def _ensure_pod(self, job: Job, pod: Manifest, state: JobState) -> None:

@@ -244,14 +244,19 @@ def missing_objects(
 ) -> Iterator[Manifest]:
     """Yield the objects to create now, the pods last as they mount others.
 
-    Objects that failed are left out until their retry time. No pod is created while a supporting object
-    fails or the API server rejects pods, nor the first ones while another object has the name of one.
+    Objects that failed are left out until their retry time. No pod is created while a supporting object or
+    the rendezvous pod fails or the API server rejects pods, nor the first ones while another object has the
+    name of one.
     """
     waiting = [failure for failure in failures if failure.retry_time > situation.now]
     held = {(failure.kind, failure.name) for failure in waiting}
     is_new = not situation.observed.pods
     lacks_support = any(failure.kind != "Pod" for failure in failures)
-    refused = lacks_support or any(is_new or not f.is_name_conflict for f in waiting)
+    refused = (
+        lacks_support
+        or situation.include_rendezvous(waiting)
+        or any(is_new or not f.is_name_conflict for f in waiting)
+    )
     pods = [] if refused else [*_missing_pods(situation, {name for _, name in held})]
     again = {(failure.kind, failure.name) for failure in failures}
     again |= {("ConfigMap", situation.revision.name)} if pods else set()
@@ -428,6 +433,8 @@ def _num_requested(situation: Situation, decision: Decision, created: list[Manif
     failures = blocking_failures(situation, decision)
     if any(failure.kind != "Pod" for failure in failures):
         return min(before, len(situation.current))
+    if situation.include_rendezvous(failures) and not situation.current:
+        return 0  # no training pod is created without it
     retried = {failure.name for failure in failures} | {rendezvous_name(situation)}
     num_new = sum(m["kind"] == "Pod" and m["metadata"]["name"] not in retried for m in created)
     num_pods = len(situation.current) + num_new if decision.action != "hold" else before

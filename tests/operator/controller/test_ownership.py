@@ -300,6 +300,36 @@ def test_a_foreign_pod_without_our_label_is_reported_and_the_other_pods_are_crea
     assert harness.cluster.own("Pod") == ALL_PODS
 
 
+@pytest.mark.parametrize("owner", [None, FOREIGN, EARLIER_JOB])
+@pytest.mark.parametrize("labels", [{"app": "shop"}, {names.LABEL_JOB: "job"}])
+def test_no_training_pod_is_created_while_a_foreign_pod_has_the_name_of_the_rendezvous_pod(
+    owner: Manifest | None, labels: dict[str, str]
+) -> None:
+    harness = Harness()
+    harness.cluster.put("Pod", "job-rendezvous", owner, labels=labels)
+    harness.sync()
+    for _ in range(5):
+        run(harness, 1)
+        assert harness.cluster.own("Pod") == []
+    reason = "PredecessorTerminating" if owner == EARLIER_JOB else "NameConflict"
+    assert harness.cluster.condition("Admitted")[:2] == ("False", reason)
+    run(harness, lambda: harness.delete("Pod", "job-rendezvous"), 2)
+    assert_started(harness)
+
+
+def test_no_pod_is_replaced_while_a_foreign_pod_has_the_name_of_the_rendezvous_pod() -> None:
+    harness = Harness()
+    run(harness, 2)
+    assert harness.cluster.own("Pod") == ALL_PODS
+    for name in ("job-rendezvous", "job-1"):
+        harness.delete("Pod", name)
+    harness.cluster.put("Pod", "job-rendezvous", FOREIGN, labels={"app": "shop"})
+    run(harness, 3)
+    assert harness.cluster.own("Pod") == ["job-0", "job-2", "job-3"]
+    run(harness, lambda: harness.delete("Pod", "job-rendezvous"), 2)
+    assert harness.cluster.own("Pod") == ALL_PODS
+
+
 @pytest.mark.parametrize(
     ("kind", "code", "message", "reason"),
     [
