@@ -14,7 +14,7 @@ import pytest
 import yaml
 from cluster.kubectl import Manifest
 from tests.api_server import pod_groups
-from tests.api_server.client import ApiServer, Kubectl, Response
+from tests.api_server.client import ApiServer, Kubectl, Response, make_job
 from tests.contract.bad_specs import BAD_SPECS, GOOD, ONLY_HERE, ONLY_THERE, Bad, changed, check
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 from tests.operator.resources.variants import VARIANTS, Variant
@@ -144,6 +144,25 @@ def test_a_job_is_scaled_within_its_limits_only(
     response = server.replace(f"{JOBS}/living/scale", changed(scale, "spec.replicas", replicas))
     assert response.code == 422
     assert says in response.message
+
+
+def test_a_job_with_a_minimum_of_nodes_only_can_be_scaled(
+    server: ApiServer, kubectl: Kubectl
+) -> None:
+    """Its scale can be written, but not read before: no default of a schema is another field's value."""
+    job, within = f"{JOBS}/fixed", f"--namespace={NAMESPACE}"
+    response = server.create(
+        JOBS, make_job("fixed", {"nodes": {"min": 4}}, namespace=NAMESPACE), dry_run=False
+    )
+    assert response.accepted, response.message
+    assert response.body["spec"]["nodes"] == {"min": 4}
+    read = server.get(f"{job}/scale")
+    assert (read.accepted, "nodes.max" in read.message) == (False, True), read.message
+    kubectl("scale", "ft", "fixed", within, "--replicas=8")
+    assert server.get(job).body["spec"]["nodes"] == {"min": 4, "max": 8}
+    assert server.get(f"{job}/scale").body["spec"]["replicas"] == 8
+    refused = server.merge(f"{job}/scale", {"spec": {"replicas": 3}})
+    assert "min must be at most max" in refused.message
 
 
 @pytest.mark.parametrize("row", ONLY_HERE, ids=title)

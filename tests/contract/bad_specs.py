@@ -113,7 +113,6 @@ NODES = [
     Bad("spec.nodes.max", "2", "must be of type integer"),
     Bad("spec.nodes.max", 1.5, "must be of type integer"),
     Bad("spec.nodes", {"min": 4, "max": 2}, "min must be at most max", "spec.nodes.min"),
-    Bad("spec.nodes", {"min": 2}, "min must be at most max", "spec.nodes.min"),
     Bad("spec.nodes.count", 3, UNKNOWN),
 ]
 GPUS = [
@@ -140,6 +139,8 @@ RUN = [
         "must be images if task is preprocess", "spec.run.data.source"),
     Bad("spec.run", {"preset": "micro", "task": "prepare", "data": {"source": "encoded"}},
         "must be images if task is prepare", "spec.run.data.source"),
+    Bad("spec", {"nodes": {"min": 2}, "run": PREPARE},
+        "must be 1 if run.task is prepare", "spec.nodes.min"),
     Bad("spec", {"nodes": {"min": 1, "max": 2}, "run": PREPARE},
         "must be 1 if run.task is prepare", "spec.nodes.max"),
     Bad("spec", {"gpusPerNode": 8, "run": PREPARE},

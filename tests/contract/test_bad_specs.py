@@ -20,7 +20,7 @@ from tests.contract.bad_specs import (
 from tests.contract.updates import ALLOWED, FORBIDDEN, LIVING
 from tests.paths import ROOT
 
-from fluxtrain.contract.model_base import iter_fields
+from fluxtrain.contract.model_base import iter_fields, validate
 from fluxtrain.contract.resource.fluxtraining import Spec
 from fluxtrain.contract.run.config import IMMUTABLE_PATHS
 from fluxtrain.errors import ConfigError
@@ -81,3 +81,28 @@ def test_the_table_has_no_duplicates_and_enough_rows() -> None:
     text = f"{len(BAD_SPECS)} bad specs and {len(FORBIDDEN)} changes"
     assert text in (ROOT / "README.md").read_text()
     assert len(FORBIDDEN) >= 15
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (None, (1, 1)),
+        ({}, (1, 1)),
+        ({"min": 4}, (4, 4)),
+        ({"max": 4}, (1, 4)),
+        ({"min": 2, "max": 4}, (2, 4)),
+    ],
+)
+def test_the_maximum_of_nodes_follows_the_minimum(
+    nodes: dict[str, int] | None, expected: tuple[int, int]
+) -> None:
+    spec = {"run": {"preset": "micro"}, **({} if nodes is None else {"nodes": nodes})}
+    parsed = validate(Spec, spec, "spec").nodes
+    assert (parsed.min, parsed.max) == expected
+
+
+def test_a_wrong_minimum_of_nodes_is_the_only_error() -> None:
+    with pytest.raises(ConfigError) as error:
+        validate(Spec, {"run": {"preset": "micro"}, "nodes": {"min": 0}}, "spec")
+    assert str(error.value).startswith("spec.nodes.min: got 0")
+    assert "nodes.max" not in str(error.value)

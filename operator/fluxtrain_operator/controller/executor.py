@@ -192,8 +192,7 @@ class Executor:
     async def _create_pods(self, job: Job, pods: list[Manifest], state: JobState) -> None:
         """Create ``pods`` in batches; after a rejection the others are not tried.
 
-        A rendezvous pod is a batch of its own, and must be created: without it, training pods would hold
-        GPUs in vain.
+        A rendezvous pod is a batch of its own: without it, training pods would hold GPUs in vain.
         """
         first = sum(names.is_rendezvous(job.name, pod["metadata"]["name"]) for pod in pods[:1])
         ends = [*range(first, len(pods), _POD_BATCH), len(pods)]

@@ -245,8 +245,7 @@ def missing_objects(
     """Yield the objects to create now, the pods last as they mount others.
 
     Objects that failed are left out until their retry time. No pod is created while a supporting object or
-    the rendezvous pod fails or the API server rejects pods, nor the first ones while another object has the
-    name of one.
+    the rendezvous pod fails or pods are rejected, nor the first ones while another object has a name.
     """
     waiting = [failure for failure in failures if failure.retry_time > situation.now]
     held = {(failure.kind, failure.name) for failure in waiting}

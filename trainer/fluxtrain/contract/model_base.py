@@ -134,7 +134,8 @@ def validate(model: type[Model], values: object, at: str) -> Model:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        details = error.errors()
+        unset = "default_factory_not_called"  # the field that it follows is wrong
+        details = [detail for detail in error.errors() if detail["type"] != unset]
     if integral := [detail["loc"] for detail in details if _is_integral(detail)]:
         return validate(model, _with_integers(values, integral), at)
     raise join_errors(error for detail in details for error in _explain(model, detail, at))

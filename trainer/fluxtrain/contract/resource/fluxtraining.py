@@ -71,8 +71,8 @@ class Nodes(ApiModel):
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Minimum number of nodes; training pauses below it."""
-    max: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Maximum number of nodes; set by ``kubectl scale``."""
+    max: Annotated[int, Field(ge=1, le=4096)] = Field(default_factory=lambda data: data["min"])
+    """Maximum number of nodes, by default ``min``; set by ``kubectl scale``."""
 
 
 class Restart(ApiModel):
@@ -256,6 +256,7 @@ _FIXED_NODES = Rule(
     "(has(self.run.task) && self.run.task != 'train') || (has(self.run.logging) && "
     "has(self.run.logging.mlperf) && has(self.run.logging.mlperf.division) && "
     "self.run.logging.mlperf.division != 'closed')",
+    others=("nodes.max",),
 )
 _FOR_NCCL = "only RCCL and NCCL read it"
 
@@ -291,6 +292,7 @@ class Spec(ApiModel):
         ),
         NO_RENDEZVOUS_KEY,
         _FIXED_NODES,
+        _in_prepare_task("nodes.min", 1, ""),
         _in_prepare_task("nodes.max", 1, ""),
         _in_prepare_task("gpusPerNode", 0, ": the task does not use GPUs"),
     )
