@@ -226,10 +226,21 @@ def test_every_pod_states_its_requests_and_nothing_of_the_node_on_autopilot(
 
 
 def test_the_operators_pods_spread_over_zones_on_eks(template: Template) -> None:
-    pod = one(template(profile="eks"), "Deployment")["spec"]["template"]
-    for constraint in pod["spec"]["topologySpreadConstraints"]:
-        assert (
-            constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        )
-    keys = [c["topologyKey"] for c in pod["spec"]["topologySpreadConstraints"]]
+    deployment = one(template(profile="eks"), "Deployment")["spec"]
+    constraints = deployment["template"]["spec"]["topologySpreadConstraints"]
+    assert [c["labelSelector"] for c in constraints] == [deployment["selector"]] * 2
+    keys = [c["topologyKey"] for c in constraints]
     assert keys == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
+
+
+def test_a_spread_counts_the_releases_pods_unless_it_selects_others(template: Template) -> None:
+    spread = '{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"%s}'
+    other = spread % ',"labelSelector":{"matchLabels":{"app":"other"}}'
+    for value in ("[]", f"[{spread % ''}]", f"[{other},{spread % ''}]"):
+        rendered = one(template(f"topologySpreadConstraints={value}"), "Deployment")["spec"]
+        constraints = rendered["template"]["spec"]["topologySpreadConstraints"]
+        assert constraints[-1]["labelSelector"] == rendered["selector"]
+        assert [c["labelSelector"] for c in constraints[:-1]] in (
+            [],
+            [{"matchLabels": {"app": "other"}}],
+        )
