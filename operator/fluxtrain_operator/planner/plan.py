@@ -198,7 +198,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
             [
                 _requeue_after(before, decision, status),
                 _retry(failures, now),
-                0.0 if has_more or not is_known else None,
+                0.0 if has_more else None if is_known else _MIN_REQUEUE_SECONDS,
             ]
         ),
         decision=decision,
@@ -269,8 +269,7 @@ def _requeue_after(situation: Situation, decision: Decision, status: Status) -> 
         times += [replacement_time(situation, f) for f in situation.failures]
         times += [progress_deadline(situation), no_answer_time(situation)]
         times += [answer_deadline(situation), release_deadline(situation)]
-        times.append(situation.rendezvous_deadline)
-        times.append(situation.guard.recheck_time)
+        times += [situation.rendezvous_deadline, situation.guard.recheck_time]
         times += [*recovery_times(situation), *lift_times(situation)]
         times += [now + GRACE_SECONDS] if has_stalled(situation) else []
         rendezvous = situation.observed.rendezvous

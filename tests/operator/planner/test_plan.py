@@ -40,7 +40,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job
 from fluxtrain_operator.base.names import seconds, stamp
-from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod
+from fluxtrain_operator.planner.observed import CreateFailure, Observed, Pod, name_conflict
 from fluxtrain_operator.planner.plan import Plan, load, plan, plan_invalid
 
 ERROR = ConfigError("spec.run.model.hidden_size", 32, "must be a multiple of num_heads")
@@ -729,6 +729,18 @@ def test_a_rendezvous_pod_that_does_not_start_for_minutes_is_a_problem(
     assert message(story.job.status, "Healthy") == "job-rendezvous: has not started for 5m"
     story.plan(310, *story.pods())
     assert condition(story.job.status, "Healthy") == ("True", "AsExpected")
+
+
+def test_a_supporting_object_that_vanishes_each_time_makes_no_loop_of_a_conflict() -> None:
+    job = make_job()
+    foreign = {"metadata": {"name": "job-0", "namespace": "team"}}
+    for missing in observe(job).applied:
+        applied = {name: digest for name, digest in observe(job).applied.items() if name != missing}
+        conflict = name_conflict("Pod", foreign, "job")
+        result = plan_with(job, applied=applied, create_failures=(conflict,))
+        assert missing in [(m["kind"], m["metadata"]["name"]) for m in result.create]
+        assert condition(result.status, "Admitted")[0] == "True", "not told before it was tried"
+        assert result.requeue_after == 0.5
 
 
 def test_a_refused_rendezvous_pod_counts_in_phase_and_deadline() -> None:
