@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +26,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="exit with 1 if a test was skipped",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector: what is made stays, and it would go through all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def unit_of(test: str) -> str:
