@@ -54,7 +54,7 @@ SUITES = {
                 " tests/trainer/parallel/test_attention_backend.py tests/trainer/optim",
             ),
             ("test-ipv6",),
-            ("test-torch", "TORCH=2.9.0 2.11"),  # the lowest, and the one of today's CUDA images
+            ("test-torch",),
         ),
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -73,22 +74,17 @@ def test_a_test_is_in_one_suite() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]
     assert "-m" not in settings["ini_options"]["addopts"].split(), "it would be in neither"
     assert SUITES["all"] == replace(SUITES["test"], marks="proof or not proof")
-    lines = (ROOT / ".ci/run").read_text().splitlines()
-    assert [line.partition(" #")[0] for line in lines if line.startswith("make")] == [
-        "make setup TORCH=cuda",
-        "make check",
-        *run_by_proof(),
-        'make test SUITE=all PYTEST_OPTIONS="--repeat --fail-on-skip"',
-    ]
-
-
-def run_by_proof() -> list[str]:
-    """Return the commands of `make proof` as a shell has them."""
-    pairs = [[each.split("=", 1) for each in command] for command in SUITES["proof"].commands]
-    return [
-        " ".join(["make", name, *(f'{value}="{text}"' for value, text in variables)])
-        for ([name], *variables) in pairs
-    ]
+    ci = (ROOT / ".ci/run").read_text().replace("\\\n", "")
+    commands = [shlex.split(line, comments=True) for line in ci.splitlines()]
+    setup, others, tests = (command for command in commands if command[:1] == ["make"])
+    assert setup == ["make", "setup", "TORCH=cuda"]
+    proof = {word for command in SUITES["proof"].commands for word in command}
+    assert {word for word in others[1:] if not word.startswith("-")} == {
+        "check",
+        "prepare-cluster",
+        *proof,
+    }
+    assert tests == ["make", "test", "SUITE=all", "PYTEST_OPTIONS=--repeat --fail-on-skip"]
 
 
 @slow
