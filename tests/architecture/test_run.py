@@ -84,7 +84,11 @@ def test_a_test_is_in_one_suite() -> None:
         "prepare-cluster",
         *proof,
     }
-    assert tests == ["make", "test", "SUITE=all", "PYTEST_OPTIONS=--repeat --fail-on-skip"]
+    assert tests[:3] == ["make", "test", "SUITE=all"]
+    options = tests[3].removeprefix("PYTEST_OPTIONS=").split()
+    assert options[:2] == ["--repeat", "--fail-on-skip"]
+    ignored = [option.removeprefix("--ignore=") for option in options[2:]]
+    assert f"pytest -q {' '.join(ignored)}\n" in (ROOT / "Makefile").read_text(), "of make check"
 
 
 @slow
