@@ -19,9 +19,6 @@ from fluxtrain.runtime.devices import Gpu
 from fluxtrain.runtime.progress import binary, decimal
 from fluxtrain.train.memory import Memory, memory, settle_resharding
 
-# Measured beside planned: memory within 5 %, traffic to the byte.
-
-
 MEMORY_TOLERANCE = 0.05
 """Largest allowed difference of the peak, as a fraction of what was measured."""
 _KINDS = {
