@@ -261,6 +261,9 @@ def test_the_schema_of_the_network_has_the_fields_that_the_operator_reads() -> N
     "value",
     [
         'network.metricsFrom=[{"ipBlock":{"cidr":"10.0.0.0"}}]',
+        'network.egressTo=[{"ipBlock":{"cidr":"10.0.0.0/33"}}]',
+        'network.egressTo=[{"ipBlock":{"cidr":"999.1.1.0/24"}}]',
+        'network.egressTo=[{"ipBlock":{"cidr":"fd00::/129"}}]',
         'network.metricsFrom=[{"ipBlock":{"cidr":"10.0.0.0/8"},"podSelector":{}}]',
         "network.metricsFrom=[{}]",
         'network.metricsFrom=[{"podSelector":{"matchExpressions":[]}}]',

@@ -160,10 +160,12 @@ def parse_pod_defaults(text: str) -> PodDefaults:
 _MAX_PEERS = 32
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"
+_IPV6 = r"[0-9A-Fa-f]*:[0-9A-Fa-f.:]*/(12[0-8]|1[01][0-9]|[1-9]?[0-9])"
 Cidr = Annotated[
     str,
     Field(
-        pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$",
+        pattern=rf"^({_OCTET}(\.{_OCTET}){{3}}/(3[0-2]|[12]?[0-9])|{_IPV6})$",
         max_length=64,
         title="a range of addresses such as 10.20.0.0/16",
     ),

@@ -189,8 +189,7 @@ def _joined(text: str, message: object) -> str:
 _REMEDIES = {  # reasons whose message says it already are left out
     # the API server refuses objects
     "PredecessorTerminating": (
-        "Nothing needs to be done; `kubectl get pods -n $namespace -l fluxtrain.dev/job=$job` shows what "
-        "is left of the earlier job."
+        "Nothing needs to be done; `kubectl get pods -n $namespace` shows which pods are being deleted."
     ),
     "PredecessorKept": (
         "Whoever set the finalizers must remove them: `kubectl patch KIND NAME -n $namespace --type=merge "
@@ -213,6 +212,10 @@ _REMEDIES = {  # reasons whose message says it already are left out
     "CyclicDependency": "Take one of these jobs out of the spec.lifecycle.startAfter of the one before it.",
     "SchedulingGated": "Whoever set the gate must remove it; the operator never does.",
     "DeadlineExceeded": "Raise spec.lifecycle.activeDeadlineSeconds, and create the job again.",
+    "PendingDeadlineExceeded": (
+        "Remove what the message or `kubectl get events -n $namespace` names, or raise "
+        "spec.lifecycle.pendingDeadlineSeconds, and create the job again."
+    ),
     "RestartsExhausted": (
         "Fix the error, and create the job again; it resumes from its newest checkpoint. "
         "spec.restart.maxRestarts is the limit."

@@ -295,7 +295,7 @@ def is_settled(situation: Situation, failures: tuple[CreateFailure, ...]) -> boo
 
 _MAX_OWNED = 3
 """Objects of others whose owners a message names."""
-_REMEDY = "or give the job another name"
+_RENAME = "give the job another name"
 
 
 def _conflicts_first(
@@ -306,16 +306,22 @@ def _conflicts_first(
     if not conflicts:
         return tuple(failures)
     versions = {object_key(m): m["apiVersion"] for m in situation.supporting_objects}
-    objects = [
+    free = [
         (resource(versions.get((failure.kind, failure.name), "v1"), failure.kind), failure.name)
         for failure in conflicts
+        if not failure.owner
     ]
-    command = removal(situation.job.namespace, objects)
-    if len(conflicts) == 1:
-        message = f"{conflicts[0].message}; delete or rename it, {_REMEDY}: {command}"
+    command = removal(situation.job.namespace, free) if free else ""
+    is_one = len(conflicts) == 1
+    if len(free) == len(conflicts):
+        remedy = f"delete or rename {'it' if is_one else 'them'}, or {_RENAME}: {command}"
     else:
-        owners = f"{len(conflicts)} objects have names that the job needs: {_owners(conflicts)}"
-        message = f"{owners}; delete or rename them, {_REMEDY}: {command}"
+        remedy = (
+            f"{_RENAME}: {'its owner' if is_one else 'owners'} would create such an object again"
+        )
+        remedy = f"{remedy}; this deletes those without an owner: {command}" if free else remedy
+    names_needed = f"{len(conflicts)} objects have names that the job needs: {_owners(conflicts)}"
+    message = f"{conflicts[0].message if is_one else names_needed}; {remedy}"
     others = [failure for failure in failures if failure.reason != NAME_CONFLICT]
     return (*(replace(failure, message=message) for failure in conflicts), *others)
 

@@ -33,8 +33,8 @@ NO_POD_GROUPS = "NoPodGroups"
 LABEL_REMOVED, RESTORED = "LabelRemoved", "Restored"
 PREDECESSOR_KEPT = "PredecessorKept"
 _NAME_CONFLICTS = (NAME_CONFLICT, TERMINATING, LABEL_REMOVED, PREDECESSOR_KEPT, RESTORED)
-_TERMINATING_SECONDS = 2.0
-_MIN_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 5.0, 60.0
+_TERMINATING_SECONDS, _BACKOFF_SECONDS = (2.0, 10.0), (5.0, 60.0)
+"""Until the first retry and at most: while an object of the name is being deleted, and else."""
 _REJECTIONS = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.FORBIDDEN,
@@ -82,8 +82,9 @@ class CreateFailure:
     def with_backoff(self, before: CreateFailure | None, now: float) -> CreateFailure:
         """Return the failure with its retry time, later each time after the same failure ``before``."""
         retries = before.retries + 1 if before is not None and before.reason == self.reason else 0
-        wait = min(_MAX_BACKOFF_SECONDS, _MIN_BACKOFF_SECONDS * 2.0 ** min(retries, 10))
-        wait = _TERMINATING_SECONDS if self.reason == TERMINATING else wait
+        is_short = self.reason == TERMINATING
+        first, most = _TERMINATING_SECONDS if is_short else _BACKOFF_SECONDS
+        wait = min(most, first * 2.0 ** min(retries, 10))
         return replace(self, retry_time=now + wait, retries=retries)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 from fluxtrain.contract.process import PROCESS_FAILED
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
@@ -199,13 +200,14 @@ def pending_deadline_exceeded(situation: Situation) -> Decision | None:
     if deadline is None or situation.now < deadline:
         return None
     limit = situation.job.spec.lifecycle.pending_deadline_seconds
-    message = f"no node has run for {limit} s"
     if situation.has_min_nodes:
-        problem = situation.rendezvous_problem
-        message = (
-            f"the rendezvous pod has not run for {limit} s{f'; {problem[1]}' if problem else ''}"
-        )
-    return fail("PendingDeadlineExceeded", message)
+        who, problem = "the rendezvous pod has not", situation.rendezvous_problem
+    else:
+        waiting = (pod.wait_reason for pod in situation.current if pod.cannot_start)
+        refused = ((f.reason, f.message) for f in situation.observed.create_failures)
+        who, problem = "no node has", next(chain(waiting, refused), None)
+    text = f"{who} run for {limit} s{f'; {problem[1]}' if problem else ''}"
+    return fail("PendingDeadlineExceeded", text)
 
 
 def restarts_exceeded(situation: Situation) -> Decision | None:

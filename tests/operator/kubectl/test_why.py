@@ -285,8 +285,8 @@ STATES: dict[str, tuple[JobObjects, tuple[str, ...]]] = {
         ),
         (
             "(Pending) waits: 2 objects have names that the job needs: Service job belongs to",
-            "Deployment shop, 1 without an owner; delete or rename them",
-            "kubectl delete --ignore-not-found -n team service/job pod/job-0",
+            "Deployment shop, 1 without an owner; give the job another name",
+            "without an owner: kubectl delete --ignore-not-found -n team pod/job-0.",
         ),
     ),
     "restored": (

@@ -111,13 +111,15 @@ def test_a_change_by_the_user_is_neither_charged_nor_free() -> None:
 
 def test_a_job_of_which_no_node_ever_runs_fails_if_it_says_so() -> None:
     job = make_job(lifecycle={"pendingDeadlineSeconds": 600})
-    waiting = make_pods(2, job, **PENDING)
+    waiting = make_pods(2, job, **PENDING, waiting="Unschedulable: 0/3 nodes are available")
     new = with_status(job, plan_with(job).status)
     job = with_status(job, plan_with(new, *waiting).status)
     before = plan_with(job, *waiting, now=NOW + 599)
     assert (before.status.phase, before.requeue_after) == ("Pending", pytest.approx(1.0))
     late = plan_with(with_status(job, before.status), *waiting, now=NOW + 600)
     assert condition(late.status, "Failed") == ("True", "PendingDeadlineExceeded")
+    text = "no node has run for 600 s; job-0: 0/3 nodes are available"
+    assert message(late.status, "Failed") == text
     one_runs = make_pod(0, job, started=NOW + 590), waiting[1]
     assert plan_with(job, *one_runs, now=NOW + 600).status.phase != "Failed"
     gated = make_pods(2, job, **PENDING, gated=True)
