@@ -25,8 +25,10 @@ from tests.operator.planner.pods import (
     with_status,
 )
 
+from fluxtrain.errors import EXIT_STORAGE, EXIT_UNFIT
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.controller.cache import Cache
+from fluxtrain_operator.planner.guard import _TAKEN_REASONS
 from fluxtrain_operator.planner.observed import NodeView, Pod
 
 EMPTY_DIR = 'Usage of EmptyDir volume "tmp" exceeds the limit "20Mi". '
@@ -91,6 +93,11 @@ class Loss(NamedTuple):
         return Pod.from_object(cache.pods(KEY)[0])
 
 
+BY_CONTROLLERS = (
+    *("EvictionByEvictionAPI", "PreemptionByScheduler", "DeletionByTaintManager"),
+    *("DeletionByPodGC", "TerminationByKubelet"),
+)
+"""All reasons of DisruptionTarget in Kubernetes' documentation."""
 REJECTED = "UnexpectedAdmissionError"
 
 
@@ -167,6 +174,7 @@ LOSSES = (
     Loss("memory limit", "OOMKilled", "charged", "Count", 137, container="OOMKilled"),
     Loss("bad job", "", "failed", "FailJob", 2),
     Loss("diverged", "", "failed", "FailJob", 3),
+    Loss("output not writable", "StorageError", "charged", "Count", EXIT_STORAGE),
     _free("killed", "Killed", code=137, faults=("Killed",), why="nobody in the pod sends SIGKILL"),
     _free("asked to stop", "Stopped", code=75, why="no probe: somebody on the node stopped it"),
     _free(
@@ -184,6 +192,24 @@ LOSSES = (
         reason=REJECTED,
         faults=(REJECTED,),
         why="the kubelet was restarted",
+    ),
+    _free(
+        "unfit node",
+        "UnfitNode",
+        code=EXIT_UNFIT,
+        faults=("UnfitNode",),
+        why="the preflight blames the node",
+    ),
+    *(
+        _free(
+            f"{reason}, old kubelet",
+            reason,
+            code=143,
+            reason=reason,
+            text="by the kubelet",
+            why="of the node",
+        )
+        for reason in ("Preempting", "Preempted", "Terminated")
     ),
     _free("no CPU left", "OutOfcpu", reason="OutOfcpu", why="a race of the scheduler"),
     _free(
@@ -319,3 +345,10 @@ def test_a_group_that_kueue_preempts_counts_once_by_kueues_reason() -> None:
         (0, 1),
         {"WorkloadEvictedDueToPreempted": 1},
     )
+
+
+def test_the_table_has_each_reason_that_the_kubelet_and_the_controllers_give() -> None:
+    given = {name for loss in LOSSES for name in (loss.disruption, loss.reason)}
+    assert given >= {*_TAKEN_REASONS, *BY_CONTROLLERS, REJECTED}
+    assert {loss.policy for loss in LOSSES} == {"Ignore", "Count", "FailJob"}
+    assert {loss.ours for loss in LOSSES} == {"free", "charged", "failed"}
