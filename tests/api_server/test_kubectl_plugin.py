@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl, Plugin, make_job
 from tests.end_to_end.stage import Operator, wait_for
 
+from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import stamp
 
 NAMESPACE = "people"
@@ -83,6 +85,25 @@ def test_why_tells_of_a_foreign_object_with_a_needed_name(plugin: Plugin) -> Non
     plugin.kubectl.create(foreign, namespace=NAMESPACE)
     apply(plugin, "taken")
     wait_until_said(plugin, "taken", "Service taken already exists and has no owner")
+
+
+def test_why_tells_which_release_claims_the_namespace_of_a_job_that_nobody_touches(
+    plugin: Plugin, tmp_path: Path
+) -> None:
+    kubectl = plugin.kubectl
+    kubectl("create", "namespace", "elsewhere")
+    elsewhere = Plugin(kubectl, tmp_path, "elsewhere")
+    kubectl.apply(make_job("left", {}), namespace="elsewhere")
+    wait_until_said(elsewhere, "left", "no status; no operator claims the namespace")
+    renewed = stamp(time.time() - 60).replace("Z", ".000000Z")
+    claim = {"holderIdentity": "beta/fluxtrain-operator", "renewTime": renewed}
+    lease = {"kind": "Lease", "metadata": {"name": names.CLAIM}, "spec": claim}
+    kubectl.create({"apiVersion": "coordination.k8s.io/v1", **lease}, namespace="elsewhere")
+    said = elsewhere.said("why", "left")
+    assert "beta/fluxtrain-operator claims the namespace, and renewed that 1m" in said
+    holder = kubectl("get", "lease", names.CLAIM, f"--namespace={NAMESPACE}", "--output=yaml")
+    assert "holderIdentity: " in holder, "the operator claims the namespace that it serves"
+    assert "claims" not in plugin.said("why", "early")
 
 
 def test_the_timeline_has_the_events_of_the_operator(plugin: Plugin) -> None:
