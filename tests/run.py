@@ -61,6 +61,8 @@ SUITES = {
 WORKERS = 3
 NUM_SLOWEST = 10
 OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTEST_OPTIONS", "PYTHON", "TORCH"}
+UNCACHED = "PYTHONDONTWRITEBYTECODE"
+"""With it every worker would compile all tests, and every process what it imports of the product."""
 NO_TESTS = 5  # pytest's exit code if options select none
 
 
@@ -83,7 +85,8 @@ def run(suite: Suite, options: Sequence[str], folder: Path) -> Result:
         *(sys.executable, "-m", "pytest", f"--junitxml={report}", "-o", "junit_logging=all"),
         *("-m", suite.marks, *options, *(f"tests/{name}" for name in suite.folders)),
     ]
-    result = Result(subprocess.run(command, cwd=ROOT, check=False).returncode)
+    variables = {name: os.environ[name] for name in os.environ.keys() - {UNCACHED}}
+    result = Result(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
     if report.exists():
         read(report, result)
     return result
