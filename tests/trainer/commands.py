@@ -61,9 +61,15 @@ class Forked:
         self.wait()
 
 
-def start(*arguments: str, log: Path, errors: Path | None = None, **variables: str) -> Forked:
-    """Start ``fluxtrain ARGUMENTS``; write stdout to ``log``, stderr to ``errors`` (default: ``log``)."""
-    return Forked(run_command, arguments, {**environment(), **variables}, log, errors or log)
+def start(
+    *arguments: str, log: Path, errors: Path | None = None, pause: float = 0.0, **variables: str
+) -> Forked:
+    """Start ``fluxtrain ARGUMENTS``; write stdout to ``log``, stderr to ``errors`` (default: ``log``).
+
+    Its trainers sleep ``pause`` seconds after each step: they last for a test, at little work.
+    """
+    environ = {**environment(), **variables}
+    return Forked(run_command, arguments, environ, log, errors or log, pause)
 
 
 def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -78,11 +84,17 @@ def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_command(
-    arguments: tuple[str, ...], variables: Mapping[str, str], log: Path, errors: Path
+    arguments: tuple[str, ...],
+    variables: Mapping[str, str],
+    log: Path,
+    errors: Path,
+    pause: float = 0.0,
 ) -> None:
     """Run ``fluxtrain ARGUMENTS`` in this process, and its trainers as forks of it."""
     _replace_environment(variables)
     ranks.redirect(log, errors)
+    if pause:
+        ranks.pause_after_steps(pause)
     with mock.patch.object(SubprocessHandler, "_popen", _fork_trainer):
         _exit(main(list(arguments)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.context import ForkServerProcess
@@ -120,6 +121,17 @@ def crash_after(step: int) -> None:
         on_step_end(observer, done)
         if done == step:
             os._exit(CRASHED)
+
+    Observer.on_step_end = end  # type: ignore[method-assign]
+
+
+def pause_after_steps(seconds: float) -> None:
+    """Let this rank, and those forked from this process, sleep after each optimizer step."""
+    on_step_end = Observer.on_step_end
+
+    def end(observer: Observer, done: int) -> None:
+        on_step_end(observer, done)
+        time.sleep(seconds)
 
     Observer.on_step_end = end  # type: ignore[method-assign]
 

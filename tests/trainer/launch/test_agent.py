@@ -27,7 +27,7 @@ from fluxtrain.rendezvous.messages import Heartbeat, Key
 
 pytestmark = pytest.mark.slow
 
-STEPS = 200
+STEPS, PAUSE = 100, 0.1
 KEY = b"a key of this job"
 SLOW = {
     "preset": "micro",
@@ -61,7 +61,7 @@ class Agents:
 
     def start(self, *arguments: str, **environment: str) -> Forked:
         log = self.folder / f"{arguments[0]}_{len(self.processes)}.log"
-        return self.add(start(*arguments, log=log, **environment))
+        return self.add(start(*arguments, log=log, pause=PAUSE, **environment))
 
     def add(self, process: Forked) -> Forked:
         self.processes.append(process)
@@ -173,7 +173,7 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
 
 @pytest.mark.torch_range
 def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents) -> None:
-    agents.configure({"schedule": {"steps": 80}})
+    agents.configure({"schedule": {"steps": 50}})
     agents.service("2:2")
     started = [agents.agent(nodes="2:2") for _ in range(2)]
     agents.wait_for_step(20)
@@ -359,7 +359,7 @@ def test_the_peer_of_an_agent_that_fails_continues_from_memory_with_its_successo
 
 
 def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
-    agents.configure({"schedule": {"steps": 80}})
+    agents.configure({"schedule": {"steps": 50}})
     agents.service("1:2")
     first, second = agents.agent(), agents.agent(restarts="0")
     agents.wait_for_step(20)
@@ -367,7 +367,7 @@ def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
     assert second.wait(timeout=60) == EXIT_ERROR, agents.logs()
     assert first.wait(timeout=240) == EXIT_OK, agents.logs()
     assert ranks_of(agents) == [1]
-    assert list(losses(agents.output)) == list(range(1, 81))
+    assert list(losses(agents.output)) == list(range(1, 51))
 
 
 @pytest.mark.torch_range
@@ -451,12 +451,12 @@ def mlperf_events_of(agents: Agents, key: str) -> list[dict[str, Any]]:
 
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
-    agents.configure({"schedule": {"steps": 60}})
+    agents.configure({"schedule": {"steps": 30}})
     agents.service("2:2", "--lost-seconds=600")  # steps may be slow here
     agent, lost = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
     agents.wait_for_step(1)
     os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer continues to the end
-    agents.wait_for_step(60)
+    agents.wait_for_step(30)
     assert agent.wait(timeout=30) == EXIT_OK, agents.logs()
     (message,) = agents.termination_messages()
     assert (message["numNodes"], message["phase"]) == (2, "finish")

@@ -20,7 +20,7 @@ from fluxtrain.launch.environment import emptied, local_volume
 from fluxtrain.state.free_memory import SHARED_MEMORY
 
 slow = pytest.mark.slow
-STEPS = 120
+STEPS, PAUSE = 60, 0.05
 
 
 def arguments(output: Path, *more: str) -> list[str]:
@@ -62,7 +62,7 @@ def trainers_of(process: Forked) -> list[int]:
 
 
 def start_run(output: Path, *more: str) -> Forked:
-    return start(*arguments(output, *more), log=output.with_suffix(".log"))
+    return start(*arguments(output, *more), log=output.with_suffix(".log"), pause=PAUSE)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_killed_process_costs_at_most_two_intervals(
 ) -> None:
     output, log = tmp_path / "run", tmp_path / "run.log"
     run = start_run(output, f"--processes={processes}")
-    wait_for(lambda: newest_step(output) >= 40, run, log)
+    wait_for(lambda: newest_step(output) >= 20, run, log)
     before = newest_step(output)
     os.kill(trainers_of(run)[-1], signal.SIGKILL)
     assert run.wait(240) == EXIT_OK, log.read_text()

@@ -19,7 +19,7 @@ from fluxtrain.rendezvous.messages import KEY_FILE
 
 pytestmark = pytest.mark.slow
 
-STEPS = 120
+STEPS, PAUSE = 70, 0.1
 
 
 class Run:
@@ -39,6 +39,7 @@ class Run:
             *("--evaluation.every_samples=0", "--evaluation.at_end=false"),
             *("--logging.metrics_port=0", *options),
             log=self.log(len(self.nodes)),
+            pause=PAUSE,
         )
         self.nodes.append(node)
         return node
