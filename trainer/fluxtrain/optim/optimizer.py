@@ -25,6 +25,7 @@ from fluxtrain.parallel.distributed import (
     sum_over_parts,
     values_before,
     whole,
+    whole_of,
 )
 
 EMA = "ema"
@@ -109,7 +110,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _zeros(self, weight: Tensor) -> Tensor:
         """Return zeros like ``weight``, in float32 if it is in bfloat16."""
-        return torch.zeros_like(weight, dtype=torch.float32 if self._is_bfloat16 else None)
+        dtype = torch.float32 if self._is_bfloat16 else None
+        return whole_of(torch.zeros_like(local_part(weight), dtype=dtype), weight)
 
     def _copy(self, weight: Tensor) -> Tensor:
         """Return a copy of ``weight``, in float32 if it is in bfloat16."""

@@ -322,33 +322,29 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(part: Tensor, like: Tensor, shape: torch.Size | None = None) -> Tensor:
+    """Return the tensor, divided as ``like`` is and by default of its shape, of which this rank has ``part``.
+
+    An operator on a DTensor derives its sharding, which takes milliseconds for each shape; this does not.
+    """
+    if not isinstance(like, DTensor):
+        return part
+    shape = like.shape if shape is None else shape
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride
+    )
+
+
 def first_column(matrix: Tensor) -> Tensor:
     """Return a vector with a number for each row of ``matrix``, divided as its rows are."""
-    if not isinstance(matrix, DTensor):
-        return matrix[:, 0]
-    return DTensor.from_local(
-        matrix.to_local()[:, 0],
-        matrix.device_mesh,
-        matrix.placements,
-        run_check=False,
-        shape=matrix.shape[:1],
-        stride=(1,),
-    )
+    return whole_of(local_part(matrix)[:, 0], matrix, matrix.shape[:1])
 
 
 def rows_like(matrix: Tensor, columns: int) -> Tensor:
     """Return float32 zeros in ``columns`` columns, divided by rows as ``matrix`` is."""
     local = torch.zeros(len(local_part(matrix)), columns, device=local_part(matrix).device)
-    if not isinstance(matrix, DTensor):
-        return local
-    return DTensor.from_local(
-        local,
-        matrix.device_mesh,
-        matrix.placements,
-        run_check=False,
-        shape=torch.Size((matrix.shape[0], columns)),
-        stride=(columns, 1),
-    )
+    return whole_of(local, matrix, torch.Size((matrix.shape[0], columns)))
 
 
 def divided(values: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -361,15 +357,7 @@ def divided(values: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     mesh = like.device_mesh  # torch's own arithmetic reads tensors, which fake ones do not allow
     block = -(-len(values) // mesh.get_group("dp_shard").size())
     own = values[block * mesh.get_local_rank("dp_shard") :][:block]
-    copy = DTensor.from_local(
-        own.clone(),
-        like.device_mesh,
-        like.placements,
-        run_check=False,
-        shape=values.shape,
-        stride=(1,),
-    )
-    return own, copy
+    return own, whole_of(own.clone(), like, values.shape)
 
 
 def sum_over_parts(value: Tensor, tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -35,7 +36,7 @@ from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magni
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
 from fluxtrain.parallel.compile import compile_blocks, compiles, kernels_on
-from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.distributed import World, local_part, whole_of
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
 
@@ -280,13 +281,15 @@ def allocate(model: nn.Module, device: torch.device, alive: Alive = lambda: None
 
     It is on ``device``, or on the host for those that are copied to it. ``alive`` is called now and then.
     """
+
+    def empty(each: Tensor) -> Tensor:
+        return whole_of(torch.empty_like(local_part(each), device=device), each)
+
     offloading = model.offloading if isinstance(model, Flux) else None
-    if offloading is None:
-        model.to_empty(device=device)
-        return
-    with offloading.without_parameters():
-        model.to_empty(device=device)
-    offloading.allocate(device, alive)
+    with offloading.without_parameters() if offloading else nullcontext():
+        model._apply(empty)  # type: ignore[no-untyped-call]
+    if offloading:
+        offloading.allocate(device, alive)
 
 
 def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:
