@@ -101,6 +101,8 @@ def run_command(
 
 def _run_in_group(function: Callable[..., object], *arguments: object) -> None:
     os.setsid()
+    for signum in (signal.SIGINT, signal.SIGHUP):  # ignored if the tests run in the background
+        signal.signal(signum, signal.SIG_DFL)
     function(*arguments)
 
 

@@ -98,10 +98,13 @@ def test_a_killed_process_costs_at_most_two_intervals(
 def test_a_stopped_run_leaves_nothing_in_memory(tmp_path: Path, signum: signal.Signals) -> None:
     output, log = tmp_path / "run", tmp_path / "run.log"
     run = start_run(output, "--schedule.steps=100000")  # it must not be done before the signal
-    wait_for(lambda: newest_step(output) >= 10, run, log)
-    assert any(volume_of(output).iterdir())
-    run.send_signal(signum)
-    assert run.wait(120) == EXIT_STOPPED, log.read_text()
+    try:
+        wait_for(lambda: newest_step(output) >= 10, run, log)
+        assert any(volume_of(output).iterdir())
+        run.send_signal(signum)
+        assert run.wait(120) == EXIT_STOPPED, log.read_text()
+    finally:
+        run.kill()
     assert not volume_of(output).exists()
 
 
