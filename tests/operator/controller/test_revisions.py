@@ -74,9 +74,8 @@ def images(harness: Harness) -> set[str]:
 
 
 def without_identity(manifest: Manifest) -> Manifest:
-    metadata = {
-        k: v for k, v in manifest["metadata"].items() if k not in ("uid", "resourceVersion")
-    }
+    of_server = ("uid", "resourceVersion", "creationTimestamp")
+    metadata = {k: v for k, v in manifest["metadata"].items() if k not in of_server}
     notes = {k: v for k, v in metadata["annotations"].items() if k != names.ANNOTATION_REPLACEMENT}
     return {**manifest, "metadata": {**metadata, "annotations": notes}}
 
