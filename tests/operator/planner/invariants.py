@@ -265,7 +265,8 @@ def as_manifest(pod: Pod, owners: list[Manifest]) -> Manifest:
 def _disruption(pod: Pod) -> list[Manifest]:
     if not pod.disruption:
         return []
-    told = {"reason": pod.disruption, "message": pod.disruption_message}
+    message = pod.disruption_message.removeprefix(f"{pod.reason}: ")
+    told = {"reason": pod.disruption, "message": message}
     return [{"type": "DisruptionTarget", "status": "True", **told}]
 
 

@@ -877,7 +877,9 @@ class SmallCluster:
             return
         self.containers.pop(pod.uid, None)
         reason = "Evicted" if code is None else ""
-        self._put(pod, replace(self._ended(pod, code), reason=reason))
+        told = pod.disruption_message
+        told = f"{reason}: {told}" if reason and told else told
+        self._put(pod, replace(self._ended(pod, code), reason=reason, disruption_message=told))
         if not pod.deleting:
             self._count_failure(pod, code is None or pod.has_probe or code in PROGRAM_CODES)
             self.num_fatal += code == FATAL_CODE
