@@ -177,7 +177,7 @@ FAULTS = [
     Fault(
         "limits-demanded",
         "a pod is deleted while a quota demands limits that the job does not set",
-        neighbours.limits_demanded,
+        control_plane.limits_demanded,
         STOPPED,
     ),
     Fault(

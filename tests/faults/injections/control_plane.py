@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from cluster import control_plane, processes
 from cluster.console import wait_until
 from tests.end_to_end.stage import suspend, wait_for
-from tests.faults.injections.pods import delete
+from tests.faults.injections.pods import lose_unreplaced
 from tests.faults.target import Target
 
 DOWN_SECONDS = 10.0
@@ -38,22 +38,27 @@ def etcd_restarted(target: Target) -> Iterator[None]:
 @contextmanager
 def quota_shrunk(target: Target) -> Iterator[None]:
     """Allow no further pod, and delete one: it cannot be replaced until the quota is gone."""
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "shrunk"},
-        "spec": {"hard": {"pods": "1"}},
-    }
-    victim = target.pod_of_rank(2)["metadata"]["name"]
+    with _under_quota(target, {"pods": "1"}):
+        yield
+
+
+@contextmanager
+def limits_demanded(target: Target) -> Iterator[None]:
+    """Demand limits of every new pod, and delete one: it is refused until the quota is gone."""
+    with _under_quota(target, {"limits.cpu": "64"}):
+        yield
+
+
+@contextmanager
+def _under_quota(target: Target, hard: dict[str, str]) -> Iterator[None]:
+    metadata, spec = {"name": "quota"}, {"hard": hard}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": spec}
     target.kubectl.apply(quota, namespace=target.jobs.namespace)
     try:
-        delete(target, victim)
-        wait_for(lambda: victim not in target.pods, "the pod is gone", seconds=60)
-        target.wait_for_steps(20)
-        assert victim not in target.pods, "the pod was replaced despite the quota"
+        lose_unreplaced(target)
         yield
     finally:
-        target.kubectl("delete", "resourcequota", "shrunk", target.jobs.here)
+        target.kubectl("delete", "resourcequota", "quota", target.jobs.here)
 
 
 @contextmanager

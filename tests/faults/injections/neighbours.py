@@ -12,17 +12,17 @@ from cluster.kubectl import Manifest
 from cluster.layout import nodes
 from tests.end_to_end import stage
 from tests.end_to_end.stage import GRANT, Operator, condition, grant, make_account, wait_for
+from tests.faults import inside_pods
 from tests.faults.injections.operators import WATCHED_STEPS, hand_over
-from tests.faults.injections.pods import delete
+from tests.faults.injections.pods import delete, lose_unreplaced
+from tests.faults.injections.storage import flagged
 from tests.faults.target import IMAGE, Target
 from tests.paths import ROOT
 
-REFUSED_STEPS = 20
-"""Longer than an operator takes to try again."""
 SCRATCH = "/scratch"
 SCRATCH_MIB = 8
 KEPT_IMAGE = "localhost/fluxtrain/trainer:kept"
-UNWELL = "/output/faults/unwell-"
+UNWELL = "unwell-"
 
 
 def with_trainer(**fields: Any) -> Manifest:
@@ -38,7 +38,7 @@ def with_trainer(**fields: Any) -> Manifest:
 
 
 UNWELL_WITH_FILE = {
-    "exec": {"command": ["sh", "-c", f"test ! -e {UNWELL}$(hostname)"]},
+    "exec": {"command": ["sh", "-c", f"test ! -e {inside_pods.FOLDER}/{UNWELL}$(hostname)"]},
     "periodSeconds": 1,
     "failureThreshold": 2,
     "timeoutSeconds": 10,
@@ -117,10 +117,8 @@ def limit_exceeded(target: Target) -> Iterator[None]:
 def probe_failed(target: Target) -> Iterator[None]:
     """Let the liveness probe of a pod fail until its pod is replaced."""
     before, pod = target.uids(), target.pod_of_rank(1)["metadata"]["name"]
-    flag = target.flag(f"{Path(UNWELL).name}{pod}")
-    flag.touch()
-    wait_for(lambda: _has_ended(target, pod, before[pod]), target.debug_text, seconds=120)
-    flag.unlink()
+    with flagged(target.flag(f"{UNWELL}{pod}"), ""):
+        wait_for(lambda: _has_ended(target, pod, before[pod]), target.debug_text, seconds=120)
     target.wait_for_new_pods(before)
     yield
 
@@ -130,31 +128,6 @@ def _has_ended(target: Target, name: str, uid: str) -> bool:
     if pod is None or pod["metadata"]["uid"] != uid:
         return True
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-
-
-@contextmanager
-def limits_demanded(target: Target) -> Iterator[None]:
-    """Demand limits of every new pod, and delete one: it is refused until the quota is gone."""
-    quota = {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": "limits"},
-        "spec": {"hard": {"limits.cpu": "64"}},
-    }
-    target.kubectl.apply(quota, namespace=target.jobs.namespace)
-    try:
-        _lose_a_pod_that_is_not_replaced(target)
-        yield
-    finally:
-        target.kubectl("delete", "resourcequota", "limits", target.jobs.here)
-
-
-def _lose_a_pod_that_is_not_replaced(target: Target) -> None:
-    victim = target.pod_of_rank(2)["metadata"]["name"]
-    delete(target, victim)
-    wait_for(lambda: victim not in target.pods, "the pod is gone", seconds=60)
-    target.wait_for_steps(REFUSED_STEPS)
-    assert victim not in target.pods, "the pod was replaced"
 
 
 @contextmanager
@@ -225,7 +198,7 @@ def role_lost(target: Target) -> Iterator[None]:
     try:
         hand_over(target, limited)
         kubectl("delete", "rolebinding", GRANT, target.jobs.here)
-        _lose_a_pod_that_is_not_replaced(target)
+        lose_unreplaced(target)
         grant(kubectl, namespace, namespace)
         target.wait_for_new_pods(before)
         _require_running(limited)
