@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -15,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.paths import ROOT
 
-from fluxtrain_operator.base.settings import NO_DEFAULTS
+from fluxtrain_operator.base.settings import NO_DEFAULTS, parse_network_rules
 from fluxtrain_operator.options import JsonFormatter, LogFormat, configure_logging, parse
 
 IMAGE = "--image=example.org/trainer:1"
@@ -91,6 +93,17 @@ def test_nodes_are_watched_unless_it_is_switched_off(monkeypatch: pytest.MonkeyP
 
 
 NETWORK = "FLUXTRAIN_NETWORK"
+RANGES = ("0.0.0.0/0", "255.255.255.255/32", "10.20.0.0/16", "::/0", "::1/128", "fd00::/8")
+
+
+@pytest.mark.parametrize("cidr", RANGES)
+def test_the_largest_and_the_smallest_ranges_are_valid_here_and_in_the_chart(cidr: str) -> None:
+    rules = parse_network_rules(json.dumps({"egressTo": [{"ipBlock": {"cidr": cidr}}]}))
+    (peer,) = rules.egress_to
+    assert peer.ip_block is not None
+    assert peer.ip_block.cidr == cidr
+    schema = json.loads((ROOT / "charts/fluxtrain-operator/values.schema.json").read_text())
+    assert re.search(schema["definitions"]["cidr"]["pattern"], cidr)
 
 
 @pytest.mark.parametrize(

@@ -636,6 +636,21 @@ def test_a_moment_without_admission_does_not_begin_the_pending_deadline_anew() -
     assert story.failure == "PendingDeadlineExceeded"
 
 
+@pytest.mark.parametrize(
+    ("name", "waits"),
+    [("another's", [5, 10, 20, 40, 60, 60]), ("being deleted", [2, 4, 8, 10, 10, 10])],
+)
+def test_what_waits_for_a_name_is_tried_less_and_less_often(name: str, waits: list[int]) -> None:
+    taken: dict[str, Any] = {"metadata": {"name": "job-0"}}
+    if name == "being deleted":
+        taken["metadata"]["deletionTimestamp"] = stamp(NOW)
+    failure, times = None, []
+    for _ in waits:
+        failure = name_conflict("Pod", taken, "job").with_backoff(failure, NOW)
+        times.append(failure.retry_time - NOW)
+    assert times == waits
+
+
 UNPULLED = "rpc error: code = NotFound desc = trainer:2: not found"
 STORE_WAITS: dict[str, tuple[dict[str, Any], str]] = {
     "ImagePullBackOff": ({"waiting": f"ImagePullBackOff: {UNPULLED}"}, UNPULLED),
