@@ -254,7 +254,7 @@ def _is_charged(situation: Situation, failure: Failure) -> bool:
     if pod.uid in last.pods:
         return True
     ended_with = (pod.finished or pod.created) <= (seconds(last.time) or 0.0) + _SAME_END_SECONDS
-    is_peer = pod.replacement <= last.replacements
+    is_peer = situation.replacement_number(pod) <= last.replacements
     return is_peer and (ended_with or not _has_stepped_since(situation, last))
 
 

@@ -314,12 +314,12 @@ class Situation:
                 latest.process_restarts if latest else 0,
                 *(pod.process_restarts for pod in self.observed.pods),
             ),
-            pod=max([before.pod, *map(self._replacement, self.observed.pods)]),
+            pod=max([before.pod, *map(self.replacement_number, self.observed.pods)]),
             gang=before.gang,
             counted=counted,
         )
 
-    def _replacement(self, pod: Pod) -> int:
+    def replacement_number(self, pod: Pod) -> int:
         """Return the replacement number of ``pod``; 0 if it cannot be that: its annotation was changed."""
         status = self.job.status
         known = status.restarts.pod if status.restarts is not None else 0

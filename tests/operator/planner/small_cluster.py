@@ -382,6 +382,8 @@ class SmallCluster:
         self.num_program_faults = self.num_hangs = self.num_fatal = self.num_process_faults = 0
         self.failed_life: float | None = None
         """When the program first failed in a pod since the last step."""
+        self.late_failures: set[str] = set()
+        """Uids of the pods that failed after that one, without a step between."""
         self.told: dict[int, dict[str, tuple[int, ...]]] = {}
         """By attempt, the generations that ended by failed trainers, as each pod's agent tells them."""
         self.heard_by_service: tuple[str, dict[int, str]] = "", {}
@@ -891,6 +893,15 @@ class SmallCluster:
         if self.failed_life is None or (pod.started or 0.0) > self.failed_life:
             self.num_program_faults += 1
             self.failed_life = self.now
+        else:
+            self.late_failures.add(pod.uid)
+
+    def _end_life(self) -> None:
+        """Count late failures that the operator has not recorded: they may seem to come after this step."""
+        replaced = self.status.pod_replacement
+        known = set(replaced.pods) if replaced is not None else set()
+        self.num_program_faults += len(self.late_failures - known)
+        self.failed_life, self.late_failures = None, set()
 
     def train(self) -> None:
         """Make a step if enough pods run and they do not hang."""
@@ -901,7 +912,7 @@ class SmallCluster:
                 return
             self.saving = None
         if len(self._gang()) >= self.size.low and not self.hung:
-            self.failed_life = None
+            self._end_life()
             step = self.progress.step + 1 if self.progress else 1
             self.world = tuple(pod.uid for pod in self._gang())
             self.progress = ProgressStatus(

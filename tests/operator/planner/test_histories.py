@@ -412,6 +412,12 @@ def test_every_history_converges_and_violates_no_invariant(seeds: range) -> None
         assert count > len(seeds) / 2, f"too few histories in which something was {name}"
 
 
+def test_a_failed_peer_whose_replacement_number_was_changed_is_not_charged() -> None:
+    events = (13468, 27150, 9510, 21032, 17751, 14728, 7568, 9317)
+    offsets = (-3600.0, -3600.0, -3600.0, 0.0, 0.0)
+    assert History(Size(2, 2, True), events, offsets).fault() is None
+
+
 def test_of_two_nodes_that_are_not_ready_only_the_one_without_training_is_lost() -> None:
     events = (
         *(22644, 3061, 17048, 12136, 13253, 15954, 8894, 10195),
