@@ -75,8 +75,7 @@ async def operate(options: Options, stop: asyncio.Event) -> None:
                 stopping = asyncio.create_task(stop.wait())
                 await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                if not running.done():
-                    running.cancel()
+                running.cancel()
                 try:
                     await running
                 except asyncio.CancelledError:
@@ -144,10 +143,9 @@ class _Replica:
         return await self._claims.try_claim(namespace)
 
     def _on_error(self, key: Key, error: Exception) -> None:
-        if is_conflict(error):
-            return
-        self._metrics.reconcile_errors.inc()
-        LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
+        if not is_conflict(error):
+            self._metrics.reconcile_errors.inc()
+            LOG.error("%s/%s: %s", *key, error, exc_info=not str(error))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch, and reconcile while leading, until the Lease is lost; set ``stop`` when kopf ends."""
@@ -186,7 +184,7 @@ class _Replica:
         for key in sorted(self._cache.jobs, key=lambda key: not self._cache.misses_pods(key)):
             self._queue.add(key)
         posting = asyncio.create_task(self._unreadable.post_events(self._create_event))
-        renewing = asyncio.create_task(self._claims.renew(self._cache.active_namespaces))
+        renewing = asyncio.create_task(self._claims.renew(self._informers.active_namespaces))
         try:
             await self._queue.run(self._work, NUM_WORKERS)
         finally:

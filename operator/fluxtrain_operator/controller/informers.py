@@ -222,6 +222,10 @@ class Informers:
         ]
         return all(reasons.values()), lines
 
+    def active_namespaces(self) -> list[str]:
+        """Return the served namespaces with jobs that have not ended."""
+        return [n for n in self._cache.active_namespaces() if not self.why_unserved(n)]
+
     def has_groups(self, version: str, kinds: Iterable[str]) -> bool:
         """Return whether the pod groups of the API ``version`` are cached; the first call watches them."""
         handlers = [self._watch_objects((version, kind)) for kind in kinds]

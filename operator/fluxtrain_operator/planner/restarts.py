@@ -130,8 +130,7 @@ def _short(pod: Pod) -> str:
     return names.short_uid(pod.uid)
 
 
-# Restarts in place: agents end a generation whose trainers hang, and start them again in the next
-# one.
+# Restarts in place: agents end a generation whose trainers hang, and start them in the next one.
 #
 # The order is an argument of the rendezvous pod, which is replaced for it: no training pod is
 # deleted, so the nodes, the snapshots in their memory and the place in a queue are kept.
@@ -175,8 +174,7 @@ def _step(situation: Situation) -> int:
     return max((rank.step for rank in answer.ranks), default=0) if answer else 0
 
 
-# Replacement of single pods in which the program failed: the others keep their nodes, memory and
-# group.
+# Replacement of single pods in which the program failed: the others keep nodes, memory and group.
 #
 # Failures of pods that ran side by side, without a step between them, are one end of the program
 # and use one restart. All pods restart if the others cannot go on, if the program fails in many of

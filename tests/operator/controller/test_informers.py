@@ -226,6 +226,7 @@ async def test_a_watch_that_ends_is_restarted_from_its_last_version(s: Synced) -
 
 @synced(namespaces=("one", "two"))
 async def test_the_refusals_of_one_namespace_concern_no_other(s: Synced) -> None:
+    assert sorted(s.informers.active_namespaces()) == ["one", "two"]
     for plural, kind in (
         ("fluxtrainings", "fluxtraining"),
         ("pods", "pod"),
@@ -239,6 +240,7 @@ async def test_the_refusals_of_one_namespace_concern_no_other(s: Synced) -> None
         await until(lambda: "403" in s.informers.why_unserved("two"))
         assert failing() == 1
         assert s.informers.why_unserved("one") == ""
+        assert s.informers.active_namespaces() == ["one"], "the claim of the other one may expire"
         none_is_served, (line,) = s.informers.unserved
         assert not none_is_served
         assert line.startswith("two is not served: ")
@@ -250,6 +252,7 @@ async def test_the_refusals_of_one_namespace_concern_no_other(s: Synced) -> None
         await until(lambda: s.informers.unserved == (False, []))
         assert failing() == 0
         assert s.cache.job(("two", name)) is not None
+        assert sorted(s.informers.active_namespaces()) == ["one", "two"]
 
 
 @synced()
