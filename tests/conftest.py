@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
 
-REAL = tuple(f"tests/{folder}" for folder in run.REAL)
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The models are small: on busy cores several threads mostly wait for each other.
 
@@ -39,9 +37,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def unit_of(test: str) -> str:
-    """Return what one worker has all of: the folder of ``test``, or all that start a Kubernetes."""
+    """Return what one worker has all of: the folder of ``test``, or all that share an API server."""
     folder = test.partition("::")[0].rpartition("/")[0]
-    return "real" if folder.startswith(REAL) else folder
+    return run.KUBERNETES.get(folder.removeprefix("tests/").partition("/")[0], folder)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,10 +1,10 @@
-"""Run the tests of a suite in three workers of pytest at once.
+"""Run the tests of a suite in four workers of pytest at once.
 
     python -m tests.run {test,quick,proof,all} [--repeat] [pytest's own options]
 
 `test` has what is not marked `proof`, `quick` the part of it that is short, `proof` the rest, and the
 tests with kernels of older processors, on a cluster without IPv4 and with other versions of torch; `all` has
-both marks in one run. There is one worker more than cores, as agents and a cluster mostly wait. Ends with
+both marks in one run. There are two workers more than cores, as agents and a cluster mostly wait. Ends with
 the ten slowest tests, files and folders, all counts, and the errors of all tests that failed. With
 ``--repeat`` a failed test runs once more, alone; if it then passes it is reported as FLAKY, with both logs.
 """
@@ -37,16 +37,16 @@ class Suite:
     """Make's targets, each with its variables, that run one after the other, after the tests."""
 
 
-REAL = ("api_server", "cluster", "end_to_end")
-"""Folders whose tests start a Kubernetes, or its API server: one worker has them all."""
+KUBERNETES = {"cluster": "cluster", "end_to_end": "cluster", "api_server": "api_server"}
+"""By folder, what its tests start: one worker has all with a cluster, one all with only an API server."""
 FOLDERS = ("trainer", "benchmarks", "faults", "operator", "chart", "contract", "architecture")
 SUITES = {
-    "test": Suite("not proof", (*REAL, *FOLDERS)),
-    "all": Suite("proof or not proof", (*REAL, *FOLDERS)),
+    "test": Suite("not proof", (*KUBERNETES, *FOLDERS)),
+    "all": Suite("proof or not proof", (*KUBERNETES, *FOLDERS)),
     "quick": Suite("not slow and not trains and not proof", FOLDERS),
     "proof": Suite(
         "proof",
-        (*REAL, *FOLDERS),
+        (*KUBERNETES, *FOLDERS),
         (
             (
                 "test-isa",
@@ -58,7 +58,7 @@ SUITES = {
         ),
     ),
 }
-WORKERS = 3
+WORKERS = 4
 NUM_SLOWEST = 10
 OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTEST_OPTIONS", "PYTHON", "TORCH"}
 UNCACHED = "PYTHONDONTWRITEBYTECODE"

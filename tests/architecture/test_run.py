@@ -59,13 +59,12 @@ def write(project: Path, *then: str) -> None:
 def test_a_suite_has_every_folder(name: str) -> None:
     folders = Counter(path.parts[0] for path in TESTS)
     assert Counter(SUITES[name].folders) == dict.fromkeys(folders, 1)
-    assert set(run.REAL) == {folder.removeprefix("tests/") for folder in conftest.REAL}
 
 
-def test_a_worker_has_all_of_a_folder_and_one_has_all_of_kubernetes() -> None:
+def test_a_worker_has_all_of_a_folder_and_one_has_all_clusters() -> None:
     for path in TESTS:
         unit = conftest.unit_of(f"tests/{path}::test_it[a::b/c]")
-        assert unit == ("real" if path.parts[0] in run.REAL else f"tests/{path.parent}")
+        assert unit == run.KUBERNETES.get(path.parts[0], f"tests/{path.parent}")
 
 
 def test_a_test_is_in_one_suite() -> None:
