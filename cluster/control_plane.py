@@ -35,6 +35,9 @@ ETCD_URL = "http://127.0.0.1:23790"
 ETCD_PEER_URL = "http://127.0.0.1:23800"
 DNS_READY_URL = f"http://{BRIDGE_HOST}:8181/ready"
 
+_GATES = "--feature-gates=GenericWorkload=true"
+POD_GROUPS = (_GATES, "--runtime-config=scheduling.k8s.io/v1beta1=true")
+"""Flags of an API server with Kubernetes' own pod groups, which are off by default in 1.37."""
 START_SECONDS = 60
 
 
@@ -103,6 +106,7 @@ def start_api_server() -> None:
         # aggregated APIs are not used, but the controllers require these flags
         f"--requestheader-client-ca-file={AUTHORITY.certificate}",
         "--requestheader-allowed-names=front-proxy",
+        *POD_GROUPS,
     ]
     processes.start("kube-apiserver", [path("kube-apiserver"), *flags])
 
@@ -111,6 +115,7 @@ def start_controller_manager(node_grace_seconds: int) -> None:
     """Start the controllers; pod ranges are static, see layout.py."""
     config = kubeconfigs.write(STATE / "controller-manager.kubeconfig", CONTROLLER_MANAGER)
     flags = [
+        _GATES,
         f"--kubeconfig={config}",
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",
@@ -136,6 +141,7 @@ def start_scheduler() -> None:
         "leaderElection": {"leaderElect": False},
     }
     flags = [
+        _GATES,
         f"--config={_write('scheduler.json', json.dumps(settings, indent=2))}",
         f"--authentication-kubeconfig={config}",
         f"--authorization-kubeconfig={config}",

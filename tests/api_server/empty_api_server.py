@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster import binaries
 from cluster.commands import run
 from cluster.console import wait_until
+from cluster.control_plane import POD_GROUPS
 from cluster.free_ports import free_ports
 from cluster.packages import program
 from tests.api_server.client import Kubectl
@@ -59,6 +60,7 @@ def empty_api_server(folder: Path) -> Iterator[Kubectl]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={public}",
         f"--service-account-signing-key-file={private}",
+        *POD_GROUPS,
     ]
     with ExitStack() as stack:
         stack.enter_context(running("etcd", etcd, folder))

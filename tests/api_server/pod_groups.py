@@ -9,8 +9,6 @@ from typing import Any
 
 from cluster.kubectl import Manifest
 
-NATIVE = "scheduling.k8s.io/v1alpha2"
-"""Kubernetes' own pod groups: an alpha API, which our cluster does not serve."""
 _COUNT = {"type": "integer", "format": "int32", "minimum": 1}
 _AMOUNTS = {
     "type": "object",

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from cluster.kubectl import Manifest
@@ -295,9 +294,6 @@ def objects(variant: Variant, manifest: Manifest, level: str) -> list[Manifest]:
 
 def submit(server: ApiServer, manifest: Manifest) -> Response:
     """Submit ``manifest`` as the operator does: pods are created, everything else is applied."""
-    if manifest["apiVersion"] == pod_groups.NATIVE:  # not served: validated with its schema
-        kubernetes_validate.validate(manifest, "1.36", strict=True)
-        return Response(200, manifest)
     if manifest["kind"] == "Pod":
         return server.create(collection(manifest), manifest)
     return server.apply(path_of(manifest), manifest)

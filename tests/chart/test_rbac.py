@@ -33,8 +33,8 @@ from fluxtrain_operator.resources.scheduling import _GANGS, gang_of
 Permission = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""
 
-NUM_WATCHES = 11
-"""Of pods, nodes, and the four kinds of supporting objects and of pod groups."""
+NUM_WATCHES = 10
+"""Of jobs, pods, nodes, four kinds of supporting objects, and three of pod groups."""
 LONG_AGO = "2020-01-01T00:00:00Z"
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 PATH = re.compile(
@@ -67,7 +67,6 @@ OLD = (
     names.network_policy("job"),
     names.disruption_budget("job"),
     names.pod_group("job"),
-    names.native_group("job", 1),
     load(make_training(), "trainer").spec_revision.name,
 )
 """Names such that each kind has an outdated object and undesired ones."""
@@ -89,8 +88,7 @@ class Recorder:
         if "/leases" in request.path:
             return self._lease(request, body)
         if re.fullmatch("/apis/[^/]+/[^/]+", request.path):  # which kinds an API has
-            kinds = [{"kind": kind} for kind in ("PodGroup", "Workload")]
-            return web.json_response({"resources": kinds})
+            return web.json_response({"resources": [{"kind": "PodGroup"}]})
         if request.method == "GET":
             items = [{"metadata": {"name": name, **OWN}} for name in OLD]
             return web.json_response({"metadata": {"resourceVersion": "1"}, "items": items})

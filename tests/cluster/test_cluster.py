@@ -141,7 +141,7 @@ def test_two_nodes_are_ready_and_have_eight_gpus_each(kubectl: Kubectl) -> None:
     for item in items:
         assert item["status"]["allocatable"]["amd.com/gpu"] == "8"
         assert item["metadata"]["labels"].items() >= fake_gpus.LABELS.items()
-        assert item["status"]["nodeInfo"]["kubeletVersion"] == "v1.36.3"
+        assert item["status"]["nodeInfo"]["kubeletVersion"] == "v1.37.2"
 
 
 def test_a_second_start_uses_the_running_cluster(kubectl: Kubectl) -> None:

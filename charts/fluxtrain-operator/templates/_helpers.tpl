@@ -178,7 +178,7 @@ capabilities:
 {{- end }}
 {{- if .Values.gangs.native }}
 - apiGroups: [scheduling.k8s.io]
-  resources: [podgroups, workloads]
-  verbs: [create, delete, list, patch, watch]
+  resources: [podgroups]
+  verbs: [create, list, patch, watch]
 {{- end }}
 {{- end }}

@@ -151,13 +151,8 @@ def disruption_budget(job: str) -> str:
 
 
 def pod_group(job: str) -> str:
-    """Return the name of the pod group of coscheduling and Volcano."""
+    """Return the name of the pod group of coscheduling, Volcano and Kubernetes itself."""
     return bounded(job, "-gang")
-
-
-def native_group(job: str, minimum: int) -> str:
-    """Return the name of Kubernetes' own pod group; it is immutable, so its name contains its size."""
-    return bounded(job, f"-gang-{minimum}")
 
 
 def kueue_group(job: str, attempt: int) -> str:

@@ -34,7 +34,6 @@ from fluxtrain_operator.planner.observed import (
 )
 from fluxtrain_operator.planner.plan import Event, Plan
 from fluxtrain_operator.resources.existing import is_ownerless, is_restored, is_restored_pod
-from fluxtrain_operator.resources.scheduling import gang_of
 from fluxtrain_operator.resources.volumes import with_new_key
 
 LOG = logging.getLogger(__name__)
@@ -173,8 +172,8 @@ class Executor:
         ]
 
     async def _delete(self, job: Job, deletion: Delete) -> None:
-        version = KINDS.get(deletion.kind) or gang_of(job).api_version
-        await self.delete((job.namespace, job.name), job.uid, deletion, version)
+        key = job.namespace, job.name
+        await self.delete(key, job.uid, deletion, KINDS[deletion.kind])
 
     async def delete(self, key: Key, uid: str, deletion: Delete, version: str) -> None:
         """Delete an object of the job with ``uid``, if it still has the uid under which it is known."""

@@ -41,6 +41,7 @@ from fluxtrain_operator.resources.volumes import key_secret
 
 _KEPT_GRACE_SECONDS = 30
 """Grace period of a pod that has outlived its attempt to keep Kueue's group."""
+_REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
 _PHASE_SECONDS = 30.0
 """If the pod's phase is not final this long after the main process exited, a sidecar still runs."""
 
@@ -154,7 +155,7 @@ def _undesired(situation: Situation) -> Iterator[Delete]:
     desired = {object_key(manifest) for manifest in situation.supporting_objects}
     desired |= {("ConfigMap", name) for name in _kept_config_maps(situation)}
     for kind, name in sorted(set(situation.observed.applied) - desired):
-        if kind in situation.removable_kinds:
+        if kind in _REMOVABLE_KINDS:
             yield Delete(kind, name)
 
 

@@ -352,7 +352,7 @@ class Reason(StrEnum):
     SPEC_CHANGED = "SpecChanged"
     """The spec changed what pods run."""
     SCALED = "Scaled"
-    """``nodes.max`` changed, and Kueue's group has a fixed size; or ``nodes.min``, and a native one has."""
+    """``nodes.max`` changed, and Kueue's group has a fixed size."""
     SCALED_DOWN = "ScaledDown"
     """There are more pods than ``nodes.max``; pods that do not run yet go first."""
     REVISION_CHANGED = "RevisionChanged"

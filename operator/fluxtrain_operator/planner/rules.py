@@ -256,9 +256,6 @@ def spec_changed(situation: Situation) -> Decision | None:
         if not situation.queueing.fits(pod.nodes[1], situation.job.spec.nodes.max):
             message = f"Kueue's group was created for {pod.nodes[1]} nodes"
             return restart_all(Reason.SCALED, message)
-        if situation.gang.renames and pod.nodes[0] != situation.job.spec.nodes.min:
-            message = f"the pod group was created for at least {pod.nodes[0]} nodes"
-            return restart_all(Reason.SCALED, message)
     return None
 
 

@@ -30,7 +30,6 @@ from fluxtrain_operator.resources.support import DISRUPTION_BUDGET
 _UNRESPONSIVE_SECONDS = 30.0
 """If a pod still exists this long after its grace period, its kubelet is unresponsive."""
 _RENDEZVOUS_SECONDS = 300.0
-_REMOVABLE_KINDS = frozenset(("ConfigMap", DISRUPTION_BUDGET))
 
 
 @dataclass(frozen=True)
@@ -118,11 +117,6 @@ class Situation:
     def gang(self) -> Gang:
         """Return the gang scheduling of the job."""
         return gang_of(self.job)
-
-    @property
-    def removable_kinds(self) -> frozenset[str]:
-        """Return the kinds of supporting objects of which a job can have superfluous ones."""
-        return _REMOVABLE_KINDS | set(self.gang.kinds if self.gang.renames else ())
 
     @cached_property
     def current(self) -> tuple[Pod, ...]:

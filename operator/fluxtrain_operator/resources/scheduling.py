@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from fluxtrain.contract.model_base import GROUP
-from fluxtrain.contract.resource.fluxtraining import KIND, Scheduling
+from fluxtrain.contract.resource.fluxtraining import Scheduling
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import mapping, mappings
 from fluxtrain_operator.resources.support import supporting_object
 
-_TEMPLATE = "trainer"
 _DEFAULT_QUEUE = "default"
 
 
@@ -48,8 +46,6 @@ class Gang:
     """API version that the cluster must serve."""
     kinds: tuple[str, ...] = ()
     """Kinds of the supporting objects."""
-    renames = False
-    """Whether the names of the objects depend on the number of nodes, so that a change replaces them."""
 
     def objects(self, job: Job) -> list[Manifest]:
         """Return the supporting objects, in the order in which they must be created."""
@@ -114,30 +110,16 @@ class Volcano(Coscheduling):
 
 
 class Native(Coscheduling):
-    """Kubernetes' own gang scheduling: a workload, and a pod group of its template."""
+    """Kubernetes' own gang scheduling: a pod group without a workload, which would be its template."""
 
-    api_version = "scheduling.k8s.io/v1alpha2"
-    kinds = ("Workload", "PodGroup")
-    renames = True
-
-    def objects(self, job: Job) -> list[Manifest]:
-        """Return the workload and the pod group."""
-        name = _native_name(job)
-        policy = {"gang": {"minCount": job.spec.nodes.min}}
-        workload = {
-            "controllerRef": {"apiGroup": GROUP, "kind": KIND, "name": job.name},
-            "podGroupTemplates": [{"name": _TEMPLATE, "schedulingPolicy": policy}],
-        }
-        template = {"workload": {"workloadName": name, "podGroupTemplateName": _TEMPLATE}}
-        group = {"podGroupTemplateRef": template, "schedulingPolicy": policy}
-        return [
-            self._object(job, "Workload", name, workload),
-            self._object(job, "PodGroup", name, group),
-        ]
+    api_version = "scheduling.k8s.io/v1beta1"
 
     def configure_pod(self, pod: Manifest, job: Job) -> None:
         """Name the group in the spec of ``pod``."""
-        pod["spec"]["schedulingGroup"] = {"podGroupName": _native_name(job)}
+        pod["spec"]["schedulingGroup"] = {"podGroupName": names.pod_group(job.name)}
+
+    def _spec(self, job: Job) -> Manifest:
+        return {"schedulingPolicy": {"gang": {"minCount": job.spec.nodes.min}}}
 
 
 _GANGS: dict[str, Gang] = {
@@ -151,10 +133,6 @@ _GANGS: dict[str, Gang] = {
 def gang_of(job: Job) -> Gang:
     """Return the gang scheduling of ``job``."""
     return _GANGS[job.spec.scheduling.gang]
-
-
-def _native_name(job: Job) -> str:
-    return names.native_group(job.name, job.spec.nodes.min)
 
 
 class PodState(Protocol):

@@ -43,7 +43,6 @@ MAKERS = (
     names.network_policy,
     names.disruption_budget,
     names.pod_group,
-    lambda job: names.native_group(job, 4096),
     lambda job: names.kueue_group(job, 12),
 )
 

@@ -49,6 +49,12 @@ def groups(result: Plan) -> list[Manifest]:
     return [manifest for manifest in result.create if manifest["kind"] == "PodGroup"]
 
 
+def minimum(group: Manifest) -> int:
+    """Return how many pods the scheduler of ``group`` starts together."""
+    policy = group["spec"].get("schedulingPolicy", {"gang": {}})
+    return int(policy["gang"].get("minCount") or group["spec"]["minMember"])
+
+
 @pytest.mark.parametrize("gang", GANGS)
 def test_a_job_whose_scheduler_has_no_api_waits_without_any_pod(gang: str) -> None:
     job = in_gang(gang)
@@ -155,42 +161,14 @@ def test_the_state_of_a_group(status: Any, state: GroupState) -> None:
     assert group_state({"metadata": {}, "status": status}) == state
 
 
-@pytest.mark.parametrize("gang", ["Coscheduling", "Volcano"])
+@pytest.mark.parametrize("gang", GANGS)
 def test_the_minimum_of_a_group_follows_the_nodes_and_no_pod_restarts(gang: str) -> None:
     before = trains(gang, nodes={"min": 2, "max": 2})
     pods, applied = make_pods(2, before), observe(before).applied
     job = with_status(in_gang(gang, nodes={"min": 3, "max": 4}), before.status)
     result = plan_with(job, *pods, progress=progress(), applied=applied)
-    assert [group["spec"]["minMember"] for group in groups(result)] == [3]
+    assert list(map(minimum, groups(result))) == [3]
     assert (created(result), deleted(result)) == (["job-2", "job-3"], [])
-
-
-@pytest.mark.parametrize("smaller", [True, False])
-def test_an_immutable_group_of_another_minimum_restarts_all_pods(smaller: bool) -> None:
-    """New pods join another group than those that run, and would wait there for more."""
-    before = trains("Native", 3, nodes={"min": 2, "max": 3})
-    nodes = {"min": 1, "max": 2} if smaller else {"min": 3, "max": 4}
-    job = with_status(in_gang("Native", nodes=nodes), before.status)
-    pods = make_pods(3, before)
-    result = plan_with(job, *pods, progress=progress(), applied=observe(before).applied)
-    assert (result.status.attempt, result.status.restarts.charged) == (2, 0)  # type: ignore[union-attr]
-    assert {"job-0", "job-1", "job-2"} <= set(deleted(result))
-    names = {
-        pod["spec"].get("schedulingGroup", {}).get("podGroupName") for pod in groups_of(result)
-    }
-    assert names <= {f"job-gang-{nodes['min']}"}
-
-
-def groups_of(result: Plan) -> list[Manifest]:
-    return [pod for pod in created_pods(result) if "schedulingGroup" in pod["spec"]]
-
-
-def test_an_immutable_group_is_kept_if_only_the_maximum_changes() -> None:
-    before = trains("Native", nodes={"min": 2, "max": 2})
-    job = with_status(in_gang("Native", nodes={"min": 2, "max": 4}), before.status)
-    result = plan_with(job, *make_pods(2, before), applied=observe(before).applied)
-    assert (result.status.attempt, created(result)) == (1, ["job-2", "job-3"])
-    assert groups(result) == []
 
 
 @pytest.mark.parametrize("gang", GANGS)

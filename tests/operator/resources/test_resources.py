@@ -152,7 +152,7 @@ def test_every_object_is_valid_for_kubernetes(name: str) -> None:
             "scheduling.x-k8s.io/v1alpha1",
             "scheduling.volcano.sh/v1beta1",
         ):
-            require_valid(manifest, "1.36")
+            require_valid(manifest, "1.37")
 
 
 @pytest.mark.parametrize("name", [n for n, v in VARIANTS.items() if v.level == "restricted"])
