@@ -40,6 +40,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.move(path, root / tokenizer / path.name)
     shutil.copyfile(source / "autoencoder/ae.safetensors", root / "ae.safetensors")
     (root / "text_encoder_2/flax_model.msgpack").write_bytes(b"unused")
+    (root / "flux1-dev.safetensors").write_bytes(b"weights")
     return root
 
 
@@ -167,6 +168,48 @@ def test_a_file_with_another_hash_than_the_hubs_is_refused(
     assert prepare(tmp_path / "models", "--autoencoder", f"hf://{NAME}@main") == EXIT_USAGE
     assert "its hash is" in capsys.readouterr().err
     assert not (tmp_path / "models/autoencoder").exists()
+
+
+JOB = {
+    "apiVersion": "fluxtrain.dev/v1alpha1",
+    "kind": "FluxTraining",
+    "metadata": {"name": "style"},
+    "spec": {"run": {"preset": "dev-lora", "initial_weights": "base/flux1-dev.safetensors"}},
+}
+
+
+def test_what_a_file_needs_is_fetched_and_a_run_says_how(
+    hub: Server, published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    job, models = tmp_path / "style.yaml", tmp_path / "models"
+    (tmp_path / "pictures").mkdir()
+    job.write_text(json.dumps(JOB))
+    options = [str(job), "--data.images=pictures", "--models", str(models)]
+    assert main(["run", *options, "--data", str(tmp_path), "--cpu"]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    every = (
+        "base/flux1-dev.safetensors, autoencoder/ae.safetensors, t5/config.json, clip/config.json"
+    )
+    assert f"not in {models}: {every}; `fluxtrain fetch` with this file gets" in error
+    monkeypatch.delenv("HF_TOKEN")
+    fetch = ["fetch", *options, "--from", f"hf://{NAME}"]
+    assert main(fetch) == EXIT_USAGE
+    assert f"accept its licence at https://huggingface.co/{NAME}" in capsys.readouterr().err
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert main(fetch) == EXIT_OK
+    assert f"next: fluxtrain run {job}" in capsys.readouterr().out
+    assert (models / "base/flux1-dev.safetensors").read_bytes() == b"weights"
+    names = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_dir()}
+    assert names == {"base", "t5", "clip", "autoencoder"}, "nothing partial is left"
+    requests = hub.num_requests.total()
+    assert main(fetch) == EXIT_OK
+    assert hub.num_requests.total() == requests, "all is there"
+
+    (models / "base/flux1-dev.safetensors").unlink()
+    assert main([*fetch[:-1], str(published), "--encoders.t5=t5xxl.safetensors",
+                 "--encoders.t5_tokenizer=t5"]) == EXIT_USAGE  # fmt: skip
+    assert "t5xxl.safetensors; FLUX.1's publisher has no such" in capsys.readouterr().err
+    assert (models / "base/flux1-dev.safetensors").exists()
 
 
 def without_a_tensor(root: Path) -> None:

@@ -31,6 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
     # in the order of use; the commands that are run in pods come last
     user = (
         run.add,
+        prepare.add_fetch,
         prepare.add,
         data.add_data,
         data.add_convert,

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import Commands, add_command, add_paths, path
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError
+from fluxtrain.cli.arguments import Commands, add_command, add_file, add_paths, load_config, path
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError
 
 if TYPE_CHECKING:
     from fluxtrain.prepare.encoders import EncoderSource
 
 
 Parser = argparse.ArgumentParser
+_PLACE = "DIR|MANIFEST|hf://ORG/NAME"
 
 
 def add(commands: Commands) -> None:
@@ -29,6 +30,28 @@ def add(commands: Commands) -> None:
     _add_coco(sets)
     _add_download(sets)
     _add_encoders(sets)
+
+
+def add_fetch(commands: Commands) -> None:
+    """Add the parser of ``fluxtrain fetch``."""
+    text = "fetch the weights and encoders that a file needs and --models lacks"
+    parser = add_command(commands, "fetch", _fetch, help=text, description=text)
+    add_file(parser)
+    add_paths(parser, ["models"])
+    text = "where FLUX.1 is, as published (default: its publisher's repository on the Hub)"
+    parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from fluxtrain.prepare.encoders import fetch_models
+
+    _, config = load_config(arguments.file, arguments.overrides, quiet=True)
+    models = arguments.models.resolve()
+    if missing := fetch_models(config, models, arguments.published):
+        text = f"not in {models}: {', '.join(missing)}; FLUX.1's publisher has no such files"
+        raise DataError(f"{text}: put them there")
+    print(f"{models} has all that {arguments.file} names; next: fluxtrain run {arguments.file}")
+    return EXIT_OK
 
 
 def _add_openmoji(sets: Commands) -> None:
@@ -210,7 +233,6 @@ def _count_or_all(word: str) -> int | None:
     return None if word == "all" else _count(word)
 
 
-_PLACE = "DIR|MANIFEST|hf://ORG/NAME"
 _OPTIONS = {
     "t5": "folder of T5 in transformers' format, with its tokenizer",
     "t5_tokenizer": "folder of T5's tokenizer, if it is another one",

@@ -103,18 +103,35 @@ def batch_encoder(
     return encode
 
 
-def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = True) -> None:
-    """Raise DataError if a file of the encoders is missing, or a single one of another kind by its header.
-
-    Files of the text encoders are checked only ``with_text``.
-    """
+def _files(encoders: EncodersConfig, with_text: bool) -> list[str]:
+    """Return a file of each encoder, below the models root."""
     files = [encoders.autoencoder]
     if with_text and encoders.text == "t5-clip":
         for weights, tokenizer in encoders.text_encoder_paths():
             files.append(weights if is_single_file(weights) else f"{weights}/config.json")
             if tokenizer is not None:
                 files.append(f"{tokenizer}/tokenizer_config.json")
-    for name in files:
+    return files
+
+
+def missing_models(config: RunConfig, models_root: Path) -> list[str]:
+    """Return what a new run of ``config`` reads below ``models_root`` that is not there."""
+    given = [config.initial_weights, *(adapter.path for adapter in config.added_adapters)]
+    given += [config.adapter.initial] if config.adapter else []
+    wanted = [str(path) for path in given if path is not None]
+    if config.data.source == "images" or config.data.images or config.sampling.is_on:
+        has_prompts = config.sampling.prompts or config.sampling.prompt_file
+        with_text = config.data.source == "images" or config.data.images or has_prompts
+        wanted += _files(config.encoders, bool(with_text))
+    return [name for name in wanted if not (models_root / name).exists()]
+
+
+def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = True) -> None:
+    """Raise DataError if a file of the encoders is missing, or a single one of another kind by its header.
+
+    Files of the text encoders are checked only ``with_text``.
+    """
+    for name in _files(encoders, with_text):
         if not (models_root / name).is_file():
             raise DataError(f"{models_root / name}: missing; the encoders need it")
     if with_text and encoders.text == "t5-clip":

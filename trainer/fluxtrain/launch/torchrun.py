@@ -55,7 +55,7 @@ from fluxtrain.contract.process import (
 from fluxtrain.contract.run.closed_division import begins_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.data.sources import open_sources
-from fluxtrain.encode.encoders import check_files
+from fluxtrain.encode.encoders import check_files, missing_models
 from fluxtrain.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -371,10 +371,16 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
 
     ``rank_counts`` are the numbers of ranks that can train, ascending.
     """
-    if (check := TASKS[config.task].check) is not None:
-        resolve_name(check)(config, paths)  # its imports take as long as the check
-    else:
-        _check_training(config, paths, rank_counts)
+    try:
+        if (check := TASKS[config.task].check) is not None:
+            resolve_name(check)(config, paths)  # its imports take as long as the check
+        else:
+            _check_training(config, paths, rank_counts)
+    except DataError as error:
+        if not (missing := missing_models(config, paths.models)):
+            raise
+        text = f"not in {paths.models}: {', '.join(missing)}; `fluxtrain fetch` with this file gets"
+        raise DataError(f"{error}\n{text} what FLUX.1's publisher has of them") from None
     stop = serve(
         CollectorRegistry(), Progress(), paths.metrics_address, config.logging.metrics_port
     )

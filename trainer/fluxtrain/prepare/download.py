@@ -230,6 +230,9 @@ def hub_errors(name: str) -> Iterator[None]:
         yield
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         raise DownloadError(f"{name}: the Hub cannot be reached: {_one_line(error)}") from None
+    except errors.GatedRepoError:
+        text = f"accept its licence at https://huggingface.co/{name}, then set HF_TOKEN"
+        raise DataError(f"{name}: {text} or run `hf auth login`") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise DataError(f"{name}: {_one_line(error)}") from None
     except Exception as error:  # of the HTTP library that the client uses

@@ -25,7 +25,9 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.encode.codec import load_autoencoder
+from fluxtrain.encode.encoders import missing_models
 from fluxtrain.encode.files import Kind, check_text_folder
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.prepare.download import download, hub_errors
@@ -68,6 +70,40 @@ def prepare_encoders(
             print(f"{folder}: {text}", file=sys.stderr, flush=True)
         for downloaded in models.glob(".*.download"):
             shutil.rmtree(downloaded)
+
+
+BASES = {True: "hf://black-forest-labs/FLUX.1-dev", False: "hf://black-forest-labs/FLUX.1-schnell"}
+"""FLUX.1 as it is published, by whether the model has an input for the guidance."""
+
+
+def fetch_models(config: RunConfig, models: Path, published: str | None = None) -> list[str]:
+    """Fetch what a run of ``config`` misses below ``models``; return what ``published`` does not have of it.
+
+    ``published`` is a place in the layout of FLUX.1's publisher, by default that on the Hub. Encoders get the
+    names that the presets have, weights that of ``initial_weights``. Raises what `prepare_encoders` does.
+    """
+    missing, scratch = missing_models(config, models), models / ".published.download"
+    place = parse_source(published or BASES[config.model.guidance_embed], scratch, "--from")
+    folders = {name.partition("/")[0] for name in missing}
+    wanted = {
+        name: [place.below(folder) for folder in parts]
+        for name, parts in PUBLISHED.items()
+        if name in folders
+    }
+    weights = config.initial_weights
+    if weights in missing and weights.endswith(".safetensors"):
+        target = models / weights
+        partial = target.parent / f".{target.name}.partial"
+        with storage_errors(models):
+            partial.mkdir(parents=True, exist_ok=True)
+            with exclusive_lock(models):
+                (partial / target.name).unlink(missing_ok=True)
+                place.copy((target.name,), partial)
+                (partial / target.name).replace(target)
+                partial.rmdir()
+        print(f"{target}: from {place.text}", file=sys.stderr, flush=True)
+    prepare_encoders(wanted, models)
+    return missing_models(config, models)
 
 
 def _collect(name: str, places: Sequence[EncoderSource], models: Path) -> str:
