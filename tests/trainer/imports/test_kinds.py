@@ -12,6 +12,7 @@ from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.imports.files import import_file, read_options
 from fluxtrain.imports.kinds import of_model
+from fluxtrain.imports.table import Disposition
 
 LORA = 'network_module = "networks.lora_flux"\nnetwork_train_unet_only = true\n'
 TUNER = '{"model_family": "flux", "model_type": "lora", "max_train_steps": 9'
@@ -56,7 +57,25 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("a.json", '{"algo": "lokr", "linear_dim": 10000}', "LyCORIS' part"),
     ("a.yaml", "apiVersion: fluxtrain.dev/v1alpha1\nkind: FluxTraining", "a FluxTraining already"),
     ("a.yaml", "preset: dev-lora\nschedule: {steps: 5}", "spec.run of a FluxTraining"),
-    ("a.toml", "[training]\nsteps = 5\n[metrics]\nlog_freq = 1", "torchtitan's"),
+    ("a.toml", "[training]\nsteps = 5\n[metrics]\nlog_freq = 1", "here --schedule.steps=5"),
+    ("t.sh", "torchrun -m torchtitan.experiments.flux.train --training.local_batch_size 4",
+     "here --schedule.global_batch_size"),
+    ("t.sh", "NGPU=8 ./run_train.sh --training.steps=30 --checkpoint.interval 9",
+     "--checkpoint.every_steps=9"),
+    ("a.yaml", "train_args: {train_batch_size: [1, 10]}\naccelerate_config: {a: [no]}", "FluxBenchmark's"),
+    ("a.yaml", "defaults: [{launcher: defaults}, {train_args: flux-dev}, _self_]", "FluxBenchmark's"),
+    ("a.yaml", "cli_args: {num_iterations: [100]}\ndynamo_config.dynamo_backend: ['no']\n"
+     "accelerate_config: {a: [b]}", "FluxBenchmark's"),
+    ("t.sh", "python launcher.py --config-name=flux_benchmark", "a command of FluxBenchmark"),
+    ("a.yaml", "step_scheduler: {global_batch_size: 8}\nflow_matching: {timestep_sampling: uniform}\n"
+     "optim: {learning_rate: 1.0e-4}", "NeMo AutoModel's"),
+    ("a.yaml", "network_module: networks.lora_flux\nnetwork_dim: 4", "it has no option of theirs alone"),
+    ("a.json", '{"LoRA_type": "Standard", "max_resolution": "512,512", "sdxl": true}',
+     "flux1_checkbox is not set"),
+    ("a.toml", "pretrained_model_name_or_path = 'm/model.safetensors'\ntrain_data_dir = 'p'",
+     "does not say that it is for FLUX.1"),
+    ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=lokr']\nv2 = false",
+     "does not say that it is for FLUX.1"),
     # nobody's: no option that one trainer alone has
     ("a.toml", "learning_rate = 1e-4\nmax_train_steps = 9", "it has no option of theirs alone"),
     ("a.toml", "", "it has no option of theirs alone"),
@@ -75,6 +94,13 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("t.ps1", "accelerate launch sdxl_train_network.py `\n --network_dim 8", "for another model"),
     ("t.sh", "python train_textual_inversion.py", "textual inversion"),
     ("t.sh", "python run.py config/a.yaml", "import the YAML that the command names"),
+    ("t.sh", "accelerate launch train.py --lora_base_model dit --lora_rank 32", "DiffSynth-Studio"),
+    ("t.sh", "python train_flux_lora.py --pretrained_dit_path=m", "DiffSynth-Studio"),
+    ("t.sh", 'trainer_file="./scripts/dev/flux_train_network.py"\npython "$trainer_file" --sdpa',
+     "has the script's name in a variable"),
+    ("t.ps1", '$file = "./flux_train_network.py"\npython $file @ext', "has the script's name in a variable"),
+    ("t.ps1", "accelerate launch flux_train.py @ext --sdpa", "command: got '@ext'; must not have variables"),
+    ("t.sh", "python flux_train.py ${EXTRA} --sdpa", "command: got '${EXTRA}'; must not have variables"),
     ("t.sh", "echo hello", "has no command that trains"),
     ("t.sh", "python flux_train_network.py --network_dim $DIM", "must not have variables; add --config_file"),
     ("a.env", "MODEL_FAMILY=flux\nMODEL_TYPE=lora\nMODEL_NAME=$HOME/flux",
@@ -101,6 +127,7 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
     ("config.json", TUNER + ', "flux_lora_target": "controlnet"}', "asks for a ControlNet"),
     ("config.json", TUNER + ', "control": true}', "asks for control pictures"),
     ("config.json", TUNER + ', "distillation_method": "dcm"}', "asks for a distillation"),
+    ("config.json", TUNER + ', "flow_custom_timesteps": "886,745"}', "asks for a distillation to some"),
     ("config.json", TUNER + ', "slider_lora_target": true}', "asks for a slider"),
     ("config.json", TUNER + ', "layer_freeze_strategy": "bitfit"}', "asks for BitFit"),
     ("config.json", '{"model_family": "chroma", "model_type": "lora"}', "asks for Chroma"),
@@ -149,6 +176,12 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
     ("a.toml", "train_data_dir = 'p'\ncontrolnet_model_name_or_path = 'c'", "asks for a ControlNet"),
     ("a.toml", LORA + "conditioning_data_dir = 'c'", "pictures as conditions"),
     ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=full']", "asks for LyCORIS' full"),
+    ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=loha']", "adapters of another kind"),
+    ("a.toml", LORA.replace("lora_flux", "oft_flux"), "asks for adapters of another kind"),
+    ("a.toml", LORA.replace("lora_flux", "dylora"), "asks for adapters of another kind"),
+    ("a.json", '{"LoRA_type": "LyCORIS/LoHa", "flux1_checkbox": true}', "asks for adapters of another kind"),
+    ("a.json", '{"LoRA_type": "LyCORIS/Native Fine-Tuning", "flux1_checkbox": true}', "LyCORIS' full"),
+    ("a.json", '{"LoRA_type": "Flux1", "flux1_checkbox": true, "model_type": "chroma"}', "asks for Chroma"),
     ("a.toml", LORA + "network_train_text_encoder_only = true", "asks for adapters of text encoders alone"),
     ("a.toml", LORA + "token_string = 'x'\nnum_vectors_per_token = 4", "asks for textual inversion"),
     ("a.toml", LORA + "reg_data_dir = 'r'", "asks for DreamBooth's regularisation pictures"),
@@ -203,7 +236,8 @@ ACCEPTED: list[tuple[str, str, dict[str, object]]] = [
     ("a.toml", LORA + "model_type = 'flux'\nreg_data_dir=''\nmasked_loss = true\nconditioning_data_dir = 'c'",
      {"kind": "lora"}),
     ("a.toml", LORA + "pretrained_model_name_or_path = '/sdxl/chroma/flux1-dev.safetensors'", {"rank": 4}),
-    ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_dim = 10000\nnetwork_args = ['algo=lokr']",
+    ("a.toml",
+     "ae = 'a'\nnetwork_module = 'lycoris.kohya'\nnetwork_dim = 10000\nnetwork_args = ['algo=lokr']",
      {"kind": "lokr", "lokr": {"factor": -1, "decompose_both": False, "full_matrix": True}}),
 ]  # fmt: skip
 
@@ -304,6 +338,52 @@ def test_lion_of_simpletuner_has_its_package_s_settings(tmp_path: Path) -> None:
     optim = import_file(file, {}).config.optim
     assert (optim.name, optim.learning_rate) == ("lion", 2e-5)
     assert (optim.beta1, optim.beta2, optim.weight_decay) == (0.9, 0.99, 0.0)
+
+
+GUI = {
+    "flux1_checkbox": True, "LoRA_type": "Flux1", "network_dim": 16, "network_alpha": 8, "optimizer": "AdamW",
+    "optimizer_args": 'weight_decay=0.1 "eps=1e-6"', "max_resolution": "768,768", "unet_lr": 3e-4,
+    "text_encoder_lr": 0, "lr_scheduler": "cosine", "lr_warmup": 10, "max_train_steps": 500, "seed": 0,
+    "train_batch_size": 2, "single_dim": 4, "factor": -1, "conv_dim": 1, "xformers": "sdpa",
+    "loss_type": "l2", "epoch": 3, "timestep_sampling": "sigmoid", "guidance_scale": 1, "num_processes": 1,
+    "max_data_loader_n_workers": 0, "sdxl_no_half_vae": True, "flux1_clip_l": "c.safetensors",
+    "model_prediction_type": "raw",
+}  # fmt: skip
+"""Settings as the GUI for sd-scripts saves them, those that are 0 too."""
+
+
+def test_the_gui_s_settings_become_those_of_sd_scripts(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(GUI))
+    found = import_file(file, {})
+    config = found.config
+    assert config.adapter is not None
+    assert (config.adapter.rank, config.adapter.alpha, config.adapter.clip) == (16, 8.0, None)
+    assert config.adapter.ranks.single == 4
+    assert (config.optim.weight_decay, config.optim.epsilon) == (0.1, 1e-6)
+    assert (config.schedule.steps, config.schedule.warmup_steps) == (500, 50)
+    assert (config.data.image_size, config.optim.learning_rate) == (768, 3e-4)
+    assert (config.seed, config.data.num_workers) == ("random", 0)
+    assert not found.lines[Disposition.UNKNOWN]
+    assert not found.lines[Disposition.MISSING]
+
+
+def test_the_gui_s_epochs_and_lokr_are_those_of_sd_scripts(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    lokr = {"LoRA_type": "LyCORIS/LoKr", "factor": 8, "max_train_steps": 0, "ae": "a"}
+    file.write_text(json.dumps(GUI | lokr))
+    config = import_file(file, {}).config
+    assert config.schedule.epochs == 3
+    assert config.adapter is not None
+    assert (config.adapter.kind, config.adapter.lokr.factor) == ("lokr", 8)
+
+
+def test_lines_of_options_belong_to_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text(
+        "accelerate launch flux_train.py\n --ae a\n--max_train_steps 9\n\necho --ae b\n"
+    )
+    assert read_options(file)[1] == {"ae": "a", "max_train_steps": "9"}
 
 
 def test_values_of_a_command_are_as_the_shell_reads_them(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ FIELDS = {field.path for field in iter_fields(RunConfig)}
 
 def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
     file = tmp_path / "kohya.toml"
-    file.write_text(text)
+    file.write_text(text if "flux" in text else f'model_type = "flux"\n{text}')
     return import_file(file, {}, processes, samples)
 
 
@@ -323,7 +323,7 @@ def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=loha"]',
+    ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=locon"]',
      'network_module = "networks.lora_flux"\nnetwork_args = ["factor=8"]'],
 )  # fmt: skip
 def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path, options: str) -> None:

@@ -151,7 +151,7 @@ def test_an_option_of_lycoris_is_that_field(
 
 
 def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path) -> None:
-    algorithm = {"algo": "loha", "linear_dim": 8, "factor": 4}
+    algorithm = {"algo": "locon", "linear_dim": 8, "factor": 4}
     found = imported(tmp_path, [LOCAL], algorithm, **LYCORIS)
     missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert missing >= {"lora_type", "lycoris.linear_dim", "lycoris.factor"}

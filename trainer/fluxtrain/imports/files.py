@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.model_base import GROUP, join_errors, validate
 from fluxtrain.contract.resource.document import dump_yaml, parse_yaml, read_text
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
+from fluxtrain.contract.run.config import value_at
+from fluxtrain.contract.run.overrides import refused_options
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, redacted
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.ai_toolkit_values import flat
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
+from fluxtrain.imports.simpletuner_pictures import with_named_files
 from fluxtrain.imports.table import (
     Disposition,
     Imported,
@@ -68,8 +71,7 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is OneTrainer's, {_NO_IMPORT}",
      "training_method|output_model_destination", "model_type|base_model_name|learning_rate"),
     (f"is OneTrainer's list of concepts, {_NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
-    ("is of a GUI for kohya's sd-scripts; import the TOML that it writes with --config_file",
-     "LoRA_type|LyCORIS_preset|model_list|max_resolution|lr_warmup|flux1_checkbox|stop_text_encoder_training|"
+    ("is of a GUI for kohya's sd-scripts; import the JSON that it saves, or the TOML that it trains with",
      r"accelerate_launch\..+|folders\.\w+_dir"),
     ("is of LoRA_Easy_Training_Scripts; import the TOML that it writes for sd-scripts",
      r"\w+_args\.(args|dataset_args)"),
@@ -83,6 +85,10 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is LLaMA-Factory's, for language models, {_NO_IMPORT}",
      "finetuning_type|stage", "model_name_or_path"),
     (f"is x-flux's, {_NO_IMPORT}", r"data_config\.\w+"),
+    (f"is NeMo AutoModel's, {_NO_IMPORT}", r"step_scheduler\.\w+", r"(optim|model|dataset|data)\..+"),
+    ("is FluxBenchmark's; docs/benchmark.md has a file that sweeps the same settings",
+     r"defaults\.train_args|train_args\..+|cli_args\..+|num_iterations",
+     r"(accelerate_config|dynamo_config)\..+|defaults\.launcher|train_batch_size|train_data_path"),
     (f"is InvokeAI's, {_NO_IMPORT}", "base_output_dir", "type|model"),
     (f"is a request to a hosted trainer, {_NO_IMPORT}",
      r"input_images|images_data_url|autocaption|input\.(input_images|images_data_url|autocaption)"),
@@ -131,7 +137,11 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         return AI_TOOLKIT, _named(flat(document))
     names = _names(document)
     if _is_torchtitan(document):
-        raise _refused(path, "is torchtitan's; docs/coming-from.md has what replaces its keys")
+        sections = ((name, it) for name, it in document.items() if isinstance(it, dict))
+        given = (f"--{name}.{key}={value}" for name, it in sections for key, value in it.items())
+        raise _of_torchtitan(path, list(given))
+    if names & _OF_GUI:
+        return KOHYA, _of_gui(document, path)
     if "datasets" in names:
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
         raise _refused(path, text)
@@ -145,7 +155,7 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         raise _refused(path, text)
     if of_simpletuner:
         return SIMPLETUNER, with_named_files(_named(document), path)
-    if of_kohya:
+    if of_kohya and path.suffix.lower() not in (".yaml", ".yml"):
         return KOHYA, _without_sections(document, path)
     text = (
         f"must be {_TRAINERS}: it has no option of theirs alone, such as network_module, config.process or "
@@ -168,12 +178,86 @@ def _is_torchtitan(document: Mapping[str, Any]) -> bool:
     return not any(below & KOHYA.options.keys() - {"seed"} for below in sections.values())
 
 
+def _of_torchtitan(path: Path, arguments: Sequence[str]) -> ConfigError:
+    """Return the error for a file of torchtitan's, with the replacement of each of its ``arguments``."""
+    text = "is torchtitan's; docs/coming-from.md has what replaces its options"
+    errors = [_refused(path, text), *refused_options(arguments)]
+    return JoinedConfigError(errors, len(errors))
+
+
+_OF_GUI = {"LoRA_type", "flux1_checkbox", "max_resolution", "lr_warmup", "model_list"}
+_GUI_NAMES = {
+    "optimizer": "optimizer_type",
+    "max_resolution": "resolution",
+    "flux1_clip_l": "clip_l",
+    "flux1_t5xxl": "t5xxl",
+    "flux1_cache_text_encoder_outputs": "cache_text_encoder_outputs",
+}
+_GUI_MODULES = {"Flux1": "networks.lora_flux", "Flux1 OFT": "networks.oft_flux"}
+_OF_LORA = {"rank_dropout", "module_dropout"}
+_OF_LYCORIS = {
+    *("factor", "decompose_both", "full_matrix", "dora_wd", "use_scalar", "use_tucker", "use_cp"),
+    *("bypass_mode", "train_norm", "rank_dropout_scale"),
+}
+_GUI_ONLY = re.compile(
+    r"(sdxl|sd3|flux1|hunyuan|anima|lumina|dynamo|num)_\w+|\w*_lr_weight|\w*block_\w+|loraplus_\w+|"
+    r"LyCORIS_preset|LoRA_type|conv_(dim|alpha)|xformers|epoch|unit|constrain|rescaled|train_on_input|"
+    r"noise_offset_type|model_list|save_as_bool|gpu_ids|multi_gpu|main_process_port|lr_warmup(_steps)?|"
+    r"t5xxl_lr|max_token_length|train_blocks|split_(mode|qkv)|train_t5xxl|(img|txt|single|in)_\w*dims?"
+)
+"""Settings of the GUI that are not sd-scripts', or that `_of_gui` reads."""
+
+
+def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
+    """Return the options of sd-scripts that the GUI makes of what it saves; it drops those that are 0."""
+    if not document.get("flux1_checkbox"):
+        text = "is of a GUI for kohya's sd-scripts, for another model than FLUX.1"
+        raise _refused(path, f"{text}: flux1_checkbox is not set")
+    given = {name: value for name, value in document.items() if value}
+    kind = str(given.get("LoRA_type", ""))
+    own = {n.removeprefix("network_args.") for n in KOHYA.options if n.startswith("network_args.")}
+    is_lycoris = kind.startswith("LyCORIS/")
+    names = _OF_LYCORIS | _OF_LORA if is_lycoris else own - _OF_LYCORIS
+    arguments = {name: value for name, value in given.items() if name in names}
+    if is_lycoris:
+        algorithm = kind.partition("/")[2].lower()
+        arguments["algo"] = "full" if algorithm.startswith("native") else algorithm
+        arguments["preset"] = given.get("LyCORIS_preset", "full")
+    if given.get("split_mode"):
+        arguments["train_blocks"] = "single"
+    listed = [f"{name}={value}" for name, value in arguments.items()]
+    options: dict[str, object] = {
+        _GUI_NAMES.get(name, name): value
+        for name, value in given.items()
+        if name in _GUI_NAMES or not (name in _OF_LYCORIS | own or _GUI_ONLY.fullmatch(name))
+    }
+    for name in ("network_args", "optimizer_args", "lr_scheduler_args"):
+        words = str(options.pop(name, "")).replace('"', "").split()
+        words += listed if name == "network_args" and kind else []
+        options |= {name: words} if words else {}
+    if kind:
+        module = "lycoris.kohya" if is_lycoris else _GUI_MODULES.get(kind, kind)
+        options |= {"network_module": module}
+        unet, text_encoder = (float(given.get(it, 0)) for it in ("unet_lr", "text_encoder_lr"))
+        options |= {"network_train_unet_only": True} if unet and not text_encoder else {}
+        options |= {"network_train_text_encoder_only": True} if text_encoder and not unet else {}
+    percent, steps = float(given.get("lr_warmup", 0)), int(given.get("max_train_steps", 0))
+    warmup = given.get("lr_warmup_steps") or (round(percent * steps / 100) or percent / 100)
+    options |= {"lr_warmup_steps": warmup} if warmup else {}
+    options |= {"max_data_loader_n_workers": document.get("max_data_loader_n_workers", 0)}
+    if not steps and "max_train_epochs" not in given and "dataset_config" not in given:
+        options["max_train_epochs"] = given.get("epoch", 1)
+    return options
+
+
 def _refused(path: Path, text: str) -> ConfigError:
     return ConfigError(str(path), UNSET, text)
 
 
-_COMMANDS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt")
 _KOHYAS = r"flux_train(_network)?\.py"
+_TORCHTITAN = r"torchtitan|--job\.config_file|run_train\.sh"
+_ASSIGNED = rf"\s*(export\s+|set\s+|\$)?[\w.:]+\s*=\s*[\"']?[^\s\"']*{_KOHYAS}[\"']?\s*($|#)"
+_COMMANDS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt")
 _SCRIPTS = (
     (r"flux_train_control_net\.py", "kohya's sd-scripts for a ControlNet"),
     (r"(sdxl|sd3|lumina|hunyuan_image|anima)_\w{,60}train\w{,60}\.py|fine_tune\.py|train_(db|network)\.py",
@@ -181,6 +265,9 @@ _SCRIPTS = (
     (r"\w{,60}train_textual_inversion\w{,60}\.py|textual_inversion\w{,60}\.py", "textual inversion"),
     (r"\w{,60}kontext\w{,60}\.py", "Kontext, which edits pictures"),
     (r"\w{1,60}_train_network\.py|\w{1,60}_train\.py", "musubi-tuner, for other models"),
+    (r"--(model_id_with_origin_paths|pretrained_dit_path|lora_base_model)",
+     f"DiffSynth-Studio, {_NO_IMPORT}"),
+    (r"launcher\.py", "FluxBenchmark; docs/benchmark.md has a file that sweeps the same settings"),
     (r"train_control(net)?(_lora)?_flux\w{,60}\.py|train_flux\w{,60}controlnet\w{,60}\.py", "a ControlNet"),
     (r"train_\w{,60}ip_?a\w{,60}\.py", "an IP-Adapter"),
     (r"train_(dreambooth|text_to_image|lcm|dpo)\w{,60}\.py", f"diffusers' examples, {_NO_IMPORT}"),
@@ -192,6 +279,7 @@ _SCRIPTS = (
 _TO_TOML = (
     "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
 )
+_VARIABLE = r"\$[\w{(]|%\w+%|<[\w ]+>|^@\w+$"
 _LISTS = ("network_args", "optimizer_args", "base_weights", "base_weights_multiplier")
 
 
@@ -201,10 +289,15 @@ def _command(text: str, path: Path) -> dict[str, object]:
     Raises ConfigError for other commands, and for variables, whose values a shell knows.
     """
     lines = [it for it in _joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
-    commands = [it for it in lines if re.search(rf"(^|[\s/\\\"']){_KOHYAS}", it)]
+    scripts = [it for it in lines if re.search(rf"(^|[\s/\\\"']){_KOHYAS}", it)]
+    commands = [it for it in scripts if not re.match(_ASSIGNED, it)]
+    if scripts and not commands:
+        raise _refused(path, f"has the script's name in a variable: {_TO_TOML}")
     if not commands:
+        if any(re.search(_TORCHTITAN, it) for it in lines):
+            raise _of_torchtitan(path, " ".join(lines).split())
         for pattern, owner in _SCRIPTS:
-            if any(re.search(rf"(^|[\s/\\\"'])({pattern})($|[\s\"'])", it) for it in lines):
+            if any(re.search(rf"(^|[\s/\\\"'])({pattern})($|[\s\"'=])", it) for it in lines):
                 raise _refused(path, f"is a command of {owner}")
         raise _refused(path, f"has no command that trains; must be {_TRAINERS}, or kohya's command")
     if len(commands) > 1:
@@ -218,13 +311,17 @@ def _command(text: str, path: Path) -> dict[str, object]:
 
 
 def _joined(text: str) -> Iterator[str]:
-    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation."""
-    parts = list[str]()
+    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation.
+
+    A line of options alone goes on too: guides lose the sign.
+    """
+    parts, goes_on = list[str](), False
     for line in text.splitlines():
-        parts.append(line.rstrip().rstrip("\\^`"))
-        if parts[-1] == line.rstrip():
+        if not goes_on and not re.match(r"\s*--\w", line):
             yield " ".join(parts)
             parts.clear()
+        parts.append(line.rstrip().rstrip("\\^`"))
+        goes_on = parts[-1] != line.rstrip()
     yield " ".join(parts)
 
 
@@ -239,13 +336,12 @@ def _arguments(text: str, path: Path) -> dict[str, object]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             found[name] = [value] if equals else []
-        elif name:
-            found[name].append(word)
+        elif name or re.search(_VARIABLE, word):
+            found.setdefault(name, []).append(word)
     for name, values in found.items():
-        if any(re.search(r"\$[\w{(]|%\w+%|<[\w ]+>", value) for value in values):
-            raise ConfigError(
-                f"{path}: {name}", " ".join(values), f"must not have variables; {_TO_TOML}"
-            )
+        if any(re.search(_VARIABLE, value) for value in values):
+            text = f"must not have variables; {_TO_TOML}"
+            raise ConfigError(f"{path}: {name or 'command'}", " ".join(values), text)
     options: dict[str, object] = {}
     for name, values in found.items():
         is_list = name in _LISTS or len(values) > 1
@@ -334,7 +430,7 @@ def _without_sections(document: Mapping[str, Any], path: Path) -> dict[str, obje
     options: dict[str, object] = {}
     for key, value in document.items():
         for name, below in value.items() if isinstance(value, dict) else [(key, value)]:
-            if name in options:
+            if name in options and options[name] != below:
                 raise ConfigError(f"{path}: {name}", below, "is given twice")
             options[name] = below
     return options
@@ -357,11 +453,30 @@ def import_file(
         imported = import_options(trainer, reading, overrides)
         if path.suffix.lower() == ".env":
             _refuse_variables(imported.lines[Disposition.WRITTEN])
-        return imported
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]
         named = (ConfigError(f"{path}: {e.path}", e.given, e.allowed) for e in errors)
         raise join_errors(named) from None
+    if trainer is KOHYA and path.suffix.lower() not in _COMMANDS:
+        _require_flux(reading, path)
+    return imported
+
+
+_OF_FLUX = (
+    *("ae", "clip_l", "t5xxl", "t5xxl_max_token_length", "apply_t5_attn_mask", "guidance_scale"),
+    *("timestep_sampling", "discrete_flow_shift", "model_prediction_type", "model_type"),
+)
+"""Options of sd-scripts that only FLUX.1 has, of the models that `KOHYA_KINDS` does not name."""
+
+
+def _require_flux(reading: Reading, path: Path) -> None:
+    """Raise ConfigError unless an option says that FLUX.1 is trained: sd-scripts has a script a model."""
+    model = "pretrained_model_name_or_path"
+    names = " ".join(str(reading.given.get(it, "")) for it in ("network_module", model))
+    is_stated = value_at(reading.overrides, "initial_weights") is not None
+    if not (is_stated or "flux" in names.lower() or any(reading.given.get(it) for it in _OF_FLUX)):
+        text = f"does not say that it is for FLUX.1, by {model}, ae, t5xxl or network_module: "
+        raise _refused(path, f"{text}--initial_weights=... says what is trained")
 
 
 def _refuse_variables(lines: Sequence[Line]) -> None:
@@ -370,104 +485,6 @@ def _refuse_variables(lines: Sequence[Line]) -> None:
         if isinstance(line.value, str) and re.search(r"\$[A-Za-z_{(]|`", line.value):
             text = "must not have variables that are set elsewhere, nor commands: write what they stand for"
             raise ConfigError(line.option, line.value, text)
-
-
-Options = Mapping[str, object]
-BACKENDS, LYCORIS = "data_backend_config", "lycoris_config"
-_CACHES = ("text_embeds", "image_embeds", "conditioning_image_embeds", "distillation_cache")
-"""Kinds of backends without pictures."""
-_OF_ONE = ("id", "resolution", "cache_dir_vae", "minimum_image_size", "maximum_image_size")
-"""What backends of the same pictures in several resolutions differ in."""
-_REGULARISATION = ("is_regularisation_data", "is_regularization_data")
-
-
-def with_named_files(options: Options, path: Path) -> dict[str, object]:
-    """Return ``options`` of the file ``path``, and those of the files that it names, if they are found.
-
-    Of the backends, the first one of pictures has the options ``backend.*``; ``lycoris.*`` are LyCORIS'.
-    Raises ConfigError for a file that is found, but cannot be read.
-    """
-    found = dict(options)
-    readers: Mapping[str, Callable[[object, Path], dict[str, object]]] = {
-        BACKENDS: _backends,
-        LYCORIS: _lycoris,
-    }
-    for name, read in readers.items():
-        file = _find(options.get(name, options.get(f"--{name}")), path.parent)
-        if file is not None:
-            found |= read(read_document(file), file)
-    return found
-
-
-def _find(name: object, folder: Path) -> Path | None:
-    """Return the file ``name`` in ``folder``, below the one above it, or there by its last part."""
-    if not isinstance(name, str) or Path(name).suffix != ".json":
-        return None
-    places = (folder / name, folder.parent / name, folder / Path(name).name)
-    try:
-        return next((place for place in places if place.is_file()), None)
-    except OSError:
-        return None
-
-
-def _lycoris(document: object, path: Path) -> dict[str, object]:
-    if not isinstance(document, dict):
-        raise ConfigError(str(path), document, "must be a mapping of options")
-    options = {str(name): value for name, value in document.items()}
-    preset = options.pop("apply_preset", None)
-    named = {f"lycoris.{name}": value for name, value in options.items()}
-    if isinstance(preset, dict):
-        return named | {f"lycoris.apply_preset.{name}": value for name, value in preset.items()}
-    return named | {"lycoris.apply_preset": preset}
-
-
-def _backends(document: object, path: Path) -> dict[str, object]:
-    if not isinstance(document, list) or not all(isinstance(it, dict) for it in document):
-        raise ConfigError(str(path), document, "must be a list of mappings, one for each backend")
-    used = [it for it in document if not (it.get("disabled") or it.get("disable"))]
-    pictures = [it for it in used if _kind(it) == "image"]
-    kinds = {_kind(it) for it in used} - {"image", "conditioning", *_CACHES}
-    found: dict[str, object] = {"backends.dataset_type": sorted(kinds) or None}
-    if not pictures:
-        return {**found, "backends": f"{len(document)} without pictures that are trained"}
-    chosen = next((it for it in pictures if not _is_regularisation(it)), pictures[0])
-    found |= flat(chosen, "backend.")
-    same = [it for it in pictures if _without_size(it) == _without_size(chosen)]
-    if all(it.get("resolution") is not None for it in same) and len(same) > 1:
-        found["backend.resolution"] = [it["resolution"] for it in same]
-    else:
-        same = [chosen]
-    if len(pictures) > len(same):
-        found["backends"] = f"{len(pictures)} of pictures"
-    if any(map(_is_regularisation, pictures)):
-        found["backend.is_regularisation_data"] = True
-    return found | _conditioning(chosen, used)
-
-
-def _kind(backend: Options) -> str:
-    return str(backend.get("dataset_type", "image"))
-
-
-def _is_regularisation(backend: Options) -> bool:
-    return any(backend.get(name) for name in _REGULARISATION)
-
-
-def _without_size(backend: Options) -> dict[str, object]:
-    return {name: value for name, value in backend.items() if name not in _OF_ONE}
-
-
-def _conditioning(chosen: Options, backends: list[dict[str, object]]) -> dict[str, object]:
-    """Return the kind and the folder of the backend that conditions ``chosen``."""
-    given = chosen.get("conditioning_data")
-    names = given if isinstance(given, list) else [given]
-    for backend in backends:
-        is_meant = backend.get("id") in names or backend.get("source_dataset_id") == chosen.get(
-            "id"
-        )
-        if _kind(backend) == "conditioning" and is_meant:
-            options = ("conditioning_type", "instance_data_dir")
-            return {f"conditioning.{name}": backend.get(name) for name in options}
-    return {}
 
 
 _LISTED = (Disposition.MISSING, Disposition.UNKNOWN, Disposition.IGNORED, Disposition.OUTSIDE)

@@ -70,6 +70,8 @@ _PAIRS = "a slider"
 _DISTILLATION = "a distillation"
 _INVERSION = "textual inversion"
 _OTHER_MODEL = "another model than FLUX.1"
+_OTHER_ADAPTER = "adapters of another kind"
+_OTHER_ALGORITHM = r"^(?!lokr$|lora$|locon$|full$)"
 
 _ALL = (
     Kind("DPO, which learns from preferences", r"(.*[_.])?dpo([_.].*)?"),
@@ -77,6 +79,7 @@ _ALL = (
     Kind("Redux, which varies pictures", r"(.*[_.])?redux.*"),
     Kind(_PAIRS, r"(.*[_.])?sliders?([_.].*)?"),
     Kind(_DISTILLATION, r"(.*[_.])?(distillation_method|twinflow_enabled|teacher_model\w*)"),
+    Kind("a distillation to some timesteps", "flow_custom_timesteps"),
     Kind(_INVERSION, r"(.*[_.])?(token_string|num_vectors_per_token|placeholder_token|init_word)"),
 )
 """Options that have the same name wherever they are."""
@@ -95,10 +98,24 @@ KOHYA_KINDS = (
     Kind("a ControlNet-LLLite", "network_module", says("control_net")),
     Kind(_OTHER_MODEL, "network_module", says(r"^networks\.lora_(?!flux$|fa$|diffusers$)")),
     Kind(
+        _OTHER_ADAPTER,
+        "network_module",
+        says(r"^(?!networks\.lora(_flux)?$|lycoris\.kohya$)"),
+        "adapter.kind",
+    ),
+    Kind(
         "LyCORIS' full, which trains all weights",
         r"network_args\.algo",
         lambda reading, name: (
             says("^full$")(reading, name) and says("lycoris")(reading, "network_module")
+        ),
+        "adapter.kind",
+    ),
+    Kind(
+        _OTHER_ADAPTER,
+        r"network_args\.algo",
+        lambda reading, name: (
+            says(_OTHER_ALGORITHM)(reading, name) and says("lycoris")(reading, "network_module")
         ),
         "adapter.kind",
     ),
@@ -163,6 +180,7 @@ SIMPLETUNER_KINDS = (
     Kind(
         "LyCORIS' full, which trains all weights", r"lycoris\.algo", says("^full$"), "adapter.kind"
     ),
+    Kind(_OTHER_ADAPTER, r"lycoris\.algo", says(_OTHER_ALGORITHM), "adapter.kind"),
     Kind(_PRIOR, r"backend\.is_regulari[sz]ation_data", unless="data.images"),
     *_ALL,
 )

@@ -57,7 +57,7 @@ def flatten(reading: Reading) -> dict[str, object]:
     for given, value in reading.given.items():
         name = given.removeprefix("--")
         name = _ALIASES.get(name, name)
-        if name in options:
+        if options.get(name, value) != value:
             raise reading.wrong(given, f"is given twice, as {name} too")
         if value is not None and value != "":
             options[name] = value
