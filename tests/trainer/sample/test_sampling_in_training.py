@@ -121,6 +121,30 @@ def test_equal_runs_make_equal_images_whatever_else_is_sampled(root: Path, tmp_p
     assert not (tmp_path / "all/samples/step_0000000").exists()
 
 
+def test_prompts_are_read_anew_each_time_and_kept_if_they_are_wrong(
+    root: Path, tmp_path: Path
+) -> None:
+    file, load = root / "changing.txt", GridSampler._load_contents
+    file.write_text("first --d 3")
+    texts = iter(["second --d 3\nthird", "wrong --ss euler", "fourth"])
+
+    def change(sampler: GridSampler) -> GridContents:
+        contents = load(sampler)
+        file.write_text(next(texts))
+        return contents
+
+    changes = {"prompt_file": "changing.txt", "every_steps": 1}, {"steps": 3}
+    with mock.patch.object(GridSampler, "_load_contents", change):
+        code = finish(root, tmp_path, dict(zip(("sampling", "schedule"), changes, strict=True)))
+    assert code == 0, ranks.output_of(RunPaths(tmp_path, root, root))
+    prompts = [
+        [fields_of(path)["prompt"] for path in sorted(folder.glob("*.png"))]
+        for folder in sorted((tmp_path / "samples").glob("step_*/"))
+    ]
+    assert [each[:-1] for each in prompts] == [["first"], ["second", "third"], ["second", "third"]]
+    assert "the prompts of before are sampled" in ranks.output_of(RunPaths(tmp_path, root, root))
+
+
 def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("not a folder")
     assert finish(root, tmp_path) == 0

@@ -28,7 +28,7 @@ from fluxtrain.data.sources import Sources
 from fluxtrain.encode.clip import caption_ids
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
-from fluxtrain.errors import StorageError
+from fluxtrain.errors import FluxtrainError, StorageError
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report.gallery import ORIGINALS
@@ -58,6 +58,7 @@ class GridSampler:
     def __init__(self, config: RunConfig, paths: RunPaths, world: World, sources: Sources) -> None:
         """Load nothing; the encoders are loaded for the first grid."""
         self.config, self.paths, self.world, self.sources = config, paths, world, sources
+        self._chosen: list[Prompt] = []
         self._contents: GridContents | None = None
 
     def write(
@@ -70,7 +71,8 @@ class GridSampler:
         and no rank raises. A failure inside of the model is that of a training step, unless there is one
         rank.
         """
-        contents = self._agreed(step, self._load_contents)
+        is_read = self._agreed(step, self._read_prompts)
+        contents = self._agreed(step, self._load_contents) if is_read else None
         if contents is None:
             return False
         alive()
@@ -113,11 +115,25 @@ class GridSampler:
         texts = contents.texts, contents.negatives
         return sample_latents(flow_loss, contents.prompts, *texts, self.world, alive)
 
+    def _read_prompts(self) -> bool:
+        """Read the prompts as they are now, on rank 0; keep those of before if their file is wrong."""
+        try:
+            chosen = self.world.from_main(lambda: chosen_prompts(self.config, self.paths.data))
+        except FluxtrainError as error:
+            if self._contents is None:
+                raise
+            if self.world.is_main:
+                text = f"{error}; the prompts of before are sampled"
+                print(text, file=sys.stderr, flush=True)
+        else:
+            self._contents = self._contents if chosen == self._chosen else None
+            self._chosen = chosen
+        return True
+
     def _load_contents(self) -> GridContents:
         if self._contents is not None:
             return self._contents
-        source, config = self.sources.validation, self.config
-        chosen = chosen_prompts(config, self.paths.data)
+        source, config, chosen = self.sources.validation, self.config, self._chosen
         length = self.sources.lengths[1]
         count = min(config.sampling.num_validation_prompts, length)
         indices = np.linspace(0, max(length - 1, 0), count).round().astype(np.int64)
