@@ -414,7 +414,7 @@ def _files(found: Inspection, most: int) -> Iterator[str]:
     lines = (f"{name}: {reason}" for name, reason in found.skipped.items())
     yield from _named("that cannot be used", lines, most, unit="file")
     lines = (f"{name}: {reason}" for name, reason in found.left_out.items())
-    title = "left out: thumbnails, hidden files and the like"
+    title = "left out, or of a similar name: thumbnails, hidden files and the like"
     yield from _named(title, lines, most, unit="entry", plural="entries")
 
 

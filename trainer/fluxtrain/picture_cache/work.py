@@ -32,7 +32,7 @@ from fluxtrain.data.pictures.dataset import (
 )
 from fluxtrain.data.pictures.encodings import LIKELY
 from fluxtrain.data.pictures.faults import num_lost
-from fluxtrain.data.pictures.folder import CAPTION_ENCODING
+from fluxtrain.data.pictures.folder import CAPTION_ENCODING, SIMILAR
 from fluxtrain.data.pictures.picture import DECODER, variant_captions
 from fluxtrain.data.pictures.subset import (
     REPEATS,
@@ -236,7 +236,12 @@ def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path
     yield from map(one_line, _named(skipped, report) if skipped else ())
     if left_out:
         kinds = "thumbnails, hidden files and the like"
-        yield one_line(f"{len(left_out)} {kinds} are left out; {report} names them")
+        similar = sum(SIMILAR in reason for reason in left_out.values())
+        if similar:
+            yield one_line(f"{similar} captions are of similar names; {report} names them")
+        if len(left_out) > similar:
+            number = len(left_out) - similar
+            yield one_line(f"{number} {kinds} are left out; {report} names them")
 
 
 def find_work(

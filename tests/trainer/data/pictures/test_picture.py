@@ -20,7 +20,7 @@ from PIL import Image, ImageCms
 
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures import picture
-from fluxtrain.data.pictures.folder import list_pictures
+from fluxtrain.data.pictures.folder import SIMILAR, list_pictures
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
@@ -268,6 +268,46 @@ ROWS = [
     {"file_name": "./below/b.jpg", "text": "two\nlines"},
     {"file_name": "c.png", "text": ""},
 ]
+
+
+def test_captions_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
+    composed, taken_apart = "caf\u00e9", "cafe\u0301"
+    png = encoded(halves(), "PNG")
+    pictures = {f"{taken_apart}.png": png, "Case.PNG": png, "Twice.png": png, "twice.jpg": png}
+    texts = {f"{composed}.txt": "a", "case.Txt": "b", "TWICE.txt": "c", "case.json": "{"}
+    folder = write(tmp_path, **pictures, **texts)
+    found = captions(folder)
+    assert found == {f"{taken_apart}.png": "a", "Case.PNG": "b", "Twice.png": "", "twice.jpg": ""}
+    left_out = list_pictures(folder).left_out
+    assert left_out == {
+        f"{composed}.txt": f"{SIMILAR} {taken_apart}, whose caption it is",
+        "case.Txt": f"{SIMILAR} Case, whose caption it is",
+        "TWICE.txt": "is the caption of no picture here",
+    }
+
+
+def test_rows_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
+    rows = [{"file_name": "CAF\u00c9.png", "text": "a"}, {"file_name": "b.png", "text": "c"}]
+    png = encoded(halves(), "PNG")
+    folder = write(tmp_path, **{"cafe\u0301.png": png, "b.png": png, "metadata.jsonl": jsonl(rows)})
+    assert captions(folder) == {"cafe\u0301.png": "a", "b.png": "c"}
+    left_out = list_pictures(folder).left_out
+    assert left_out == {"CAF\u00c9.png": f"{SIMILAR} cafe\u0301.png, whose caption it has"}
+
+
+def test_json_beside_a_picture_has_its_caption(tmp_path: Path) -> None:
+    png = encoded(halves(), "PNG")
+    sidecars = {
+        "a.json": '{"prompt": "second", "text": "first"}', "b.json": '{"tags": []}', "c.json": "[1]",
+        "d.json": "{", "e.json": '{"caption": 3}', "f.json": b'\xff{"text": "x"}',
+        "g.json": '{"text": "json"}', "g.txt": "text",
+    }  # fmt: skip
+    folder = write(tmp_path, **{f"{name}.png": png for name in "abcdefg"}, **sidecars)
+    listing = list_pictures(folder)
+    assert captions(folder) == {"a.png": "first", "b.png": "", "c.png": "", "g.png": "text"}
+    assert listing.skipped["d.png"].startswith("its caption in d.json cannot be read (")
+    assert listing.skipped["e.png"] == "its caption in e.json is 3, not a text"
+    assert listing.skipped["f.png"].startswith("its caption f.json is not UTF-8")
 
 
 def jsonl(rows: list[dict[str, str]]) -> str:

@@ -6,7 +6,9 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import realpath, splitext
 from pathlib import Path
@@ -107,8 +109,13 @@ def list_pictures(
     captions = {} if metadata is None else read_metadata(metadata, encoding)
     seen = (name for name in absent if not _is_below_hidden(name))
     names = sorted({*tree.names, *seen}, key=in_order)
-    pictures, skipped = _pictures(folder, names, captions, root, absent, encoding)
-    skipped, left_out = tree.skipped | skipped, tree.left_out | _unused_texts(names)
+    unused = _unused_texts(names)
+    similar = _similar(names, captions.keys() - {*names})
+    captions = {similar.get(name, name): text for name, text in captions.items()}
+    beside = _similar_texts(folder, names, unused)
+    pictures, skipped = _pictures(folder, names, captions, root, absent, encoding, beside)
+    skipped, left_out = tree.skipped | skipped, tree.left_out | unused
+    left_out |= {row: f"{SIMILAR} {name}, whose caption it has" for row, name in similar.items()}
     known = {picture.name for picture in pictures} | skipped.keys() | left_out.keys()
     for number, name in enumerate(captions, 1):
         if name not in known:
@@ -126,6 +133,7 @@ def _pictures(
     root: Path,
     absent: Mapping[str, int],
     encoding: str,
+    beside: Mapping[str, Sequence[Path]],
 ) -> tuple[list[PictureFile], dict[str, str]]:
     """Return those of the files ``names`` that are pictures, and those that cannot be used."""
     pictures, skipped, undecoded = list[PictureFile](), dict[str, str](), dict[str, bytes]()
@@ -134,8 +142,10 @@ def _pictures(
             skipped[_printable(name)] = fault
         elif Path(name).suffix.lower() in SUFFIXES:
             try:
-                size = absent.get(name)
-                pictures.append(_picture(folder, name, captions, root, size, encoding))
+                path, size = folder / name, absent.get(name)
+                texts = [*texts_beside(path)] or beside.get(splitext(name)[0], ())
+                caption = captions.get(name, "")
+                pictures.append(_picture(path, name, caption, texts, root, size, encoding))
             except CaptionError as error:
                 skipped[name] = str(error)
                 undecoded |= {name: error.content} if error.content else {}
@@ -157,6 +167,46 @@ def _unused_texts(names: Iterable[str]) -> dict[str, str]:
         elif suffix.lower() in EXTENSIONS and (stem not in pictures or suffix not in _EXTENSIONS):
             unused[_printable(name)] = "is the caption of no picture here"
     return unused
+
+
+SIMILAR = "differs in case or Unicode form alone from"
+"""In the reason of a text, or a row, that is read nevertheless."""
+
+
+def _similar(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+    """Return by the names ``wanted`` that of ``given`` from which each differs in case or Unicode form.
+
+    Names that are like several have none.
+    """
+    by_form = defaultdict[str, list[str]](list)
+    for name in given:
+        by_form[_form(name)].append(name)
+    found = {name: by_form.get(_form(name), []) for name in wanted}
+    return {name: same[0] for name, same in found.items() if len(same) == 1}
+
+
+def _form(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+
+
+def _similar_texts(
+    folder: Path, names: Iterable[str], unused: dict[str, str]
+) -> dict[str, list[Path]]:
+    """Return the texts of pictures, by their names without suffix, that are ``unused`` but for a difference.
+
+    Their reason in ``unused`` becomes a note.
+    """
+    parts = [splitext(name) for name in names]
+    stems = {stem for stem, suffix in parts if suffix.lower() in SUFFIXES}
+    stems -= {stem for stem, suffix in parts if suffix in _EXTENSIONS}
+    texts = [name for name in unused if splitext(name)[1].lower() in EXTENSIONS]
+    similar = _similar(stems, {splitext(name)[0] for name in texts})
+    found = defaultdict[str, list[Path]](list)
+    for name in texts:
+        if stem := similar.get(splitext(name)[0]):
+            found[stem].append(folder / name)
+            unused[name] = f"{SIMILAR} {_printable(stem)}, whose caption it is"
+    return found
 
 
 def _name_fault(name: str) -> str | None:
@@ -282,30 +332,25 @@ def _printable(name: str) -> str:
 
 
 def _picture(
-    folder: Path,
+    path: Path,
     name: str,
-    captions: dict[str, str],
+    caption: str,
+    texts: Sequence[Path],
     root: Path,
     size: int | None,
     encoding: str,
 ) -> PictureFile:
-    path = folder / name
-    for each in (path, *texts_beside(path)):
+    for each in (path, *texts):
         if _leads_out(each, root):
             raise CaptionError(f"{'' if each == path else each.name + ' '}{_OUT.format(root)}")
-    if size is not None:
-        caption = captions.get(name) or _caption_beside(path, encoding)
-        return PictureFile(name, size, 0, caption)
-    status = path.stat()
-    if not path.is_file():
-        raise CaptionError("is not a regular file")
-    caption = captions.get(name) or _caption_beside(path, encoding)
-    return PictureFile(name, status.st_size, status.st_mtime_ns, caption)
-
-
-def _caption_beside(path: Path, encoding: str) -> str:
-    """Return the caption in a text file beside the picture ``path``, "" if there is none."""
-    return next(filter(None, (read_caption(text, encoding) for text in texts_beside(path))), "")
+    modified = 0
+    if size is None:
+        status = path.stat()
+        if not path.is_file():
+            raise CaptionError("is not a regular file")
+        size, modified = status.st_size, status.st_mtime_ns
+    read = (read_caption(text, encoding) for text in texts)
+    return PictureFile(name, size, modified, caption or next(filter(None, read), ""))
 
 
 def _leads_out(path: Path, root: Path) -> bool:
@@ -314,8 +359,8 @@ def _leads_out(path: Path, root: Path) -> bool:
 
 
 def texts_beside(path: Path) -> Iterator[Path]:
-    """Yield the text files beside the picture ``path``, of which the first with a caption is used."""
-    for extension in _EXTENSIONS:
+    """Yield the text and JSON files beside the picture ``path``; the first with a caption is used."""
+    for extension in (*_EXTENSIONS, _SIDECAR):
         beside = path.with_suffix(extension)
         if beside.is_file() or beside.is_symlink():  # a broken link is named when it is read
             yield beside
@@ -353,6 +398,7 @@ def is_sheet_among_pictures(path: Path) -> bool:
 
 
 _EXTENSIONS = (*EXTENSIONS, *map(str.upper, EXTENSIONS))
+_SIDECAR = ".json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
@@ -373,15 +419,18 @@ class CaptionError(ValueError):
 
 
 def read_caption(path: Path, encoding: str = "utf-8") -> str:
-    """Return the caption in the text file ``path`` on one line; CaptionError if it is not text."""
+    """Return the caption in the text or JSON file ``path`` on one line; CaptionError if it is not text."""
+    most = _MAX_ROW if path.suffix == _SIDECAR else _MAX_CAPTION_BYTES
     try:
         with path.open("rb") as file:
-            content = file.read(_MAX_CAPTION_BYTES + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise CaptionError(f"its caption {path.name} cannot be read ({error.strerror})") from None
-    if len(content) > _MAX_CAPTION_BYTES:
-        raise CaptionError(f"its caption {path.name} has more than {_MAX_CAPTION_BYTES} bytes")
+    if len(content) > most:
+        raise CaptionError(f"its caption {path.name} has more than {most} bytes")
     try:
+        if path.suffix == _SIDECAR:
+            return one_line(json_caption(content, encoding) or "")
         text = text_of(content, encoding)
         if CONTROL.search(text) and is_wide(content):
             raise UnicodeError("it is UTF-16")
@@ -389,9 +438,31 @@ def read_caption(path: Path, encoding: str = "utf-8") -> str:
         refused = CaptionError(f"its caption {path.name} is not {shown(encoding)}")
         refused.content = content[:HEAD_BYTES]
         raise refused from None
+    except ValueError as error:
+        raise CaptionError(f"its caption in {path.name} {error}") from None
     if "\0" in text:
         raise CaptionError(f"its caption {path.name} is not text")
     return one_line(text)
+
+
+def json_caption(content: bytes, encoding: str) -> str | None:
+    """Return the first text of COLUMNS in ``content``, JSON; None if it has none of them.
+
+    Raises UnicodeError if it is of another codec, ValueError if it has another fault.
+    """
+    try:  # of bytes in UTF-8 or UTF-16
+        values = json.loads(content if shown(encoding) == "UTF-8" else text_of(content, encoding))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"cannot be read ({error})") from None
+    except RecursionError:
+        raise ValueError("cannot be read (nested too deeply)") from None
+    if not isinstance(values, dict):
+        return None
+    texts = [values[column] for column in COLUMNS if values.get(column) is not None]
+    text = next((each for each in texts if isinstance(each, str)), texts[0] if texts else None)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"is {str(text)[:40]}, not a text")
+    return text
 
 
 def one_line(text: str) -> str:

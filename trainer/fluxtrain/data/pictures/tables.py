@@ -35,6 +35,7 @@ from fluxtrain.data.pictures.folder import (
     hidden_reason,
     in_order,
     is_hidden,
+    json_caption,
     list_pictures,
     suffix_fault,
 )
@@ -332,19 +333,7 @@ def _caption(sample: dict[str, Any], encoding: str) -> bytes | None:
     for suffix in ("txt", "caption"):
         if suffix in sample:
             return bytes(sample[suffix])
-    member = bytes(sample.get("json", b"{}"))
-    try:  # of bytes in UTF-8 or UTF-16
-        content = json.loads(member if shown(encoding) == "UTF-8" else text_of(member, encoding))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"cannot be read ({error})") from None
-    except RecursionError:
-        raise ValueError("cannot be read (nested too deeply)") from None
-    if not isinstance(content, dict):
-        return None
-    texts = [content[column] for column in COLUMNS if content.get(column) is not None]
-    text = next((each for each in texts if isinstance(each, str)), texts[0] if texts else None)
-    if text is not None and not isinstance(text, str):
-        raise ValueError(f"is {str(text)[:40]}, not a text")
+    text = json_caption(bytes(sample.get("json", b"{}")), encoding)
     return None if text is None else text.encode("utf-8-sig", "replace")
 
 
