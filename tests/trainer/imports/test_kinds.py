@@ -101,6 +101,9 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("t.ps1", '$file = "./flux_train_network.py"\npython $file @ext', "has the script's name in a variable"),
     ("t.ps1", "accelerate launch flux_train.py @ext --sdpa", "command: got '@ext'; must not have variables"),
     ("t.sh", "python flux_train.py ${EXTRA} --sdpa", "command: got '${EXTRA}'; must not have variables"),
+    ("t.sh", "accelerate launch flux_train.py --rank 16 --jsonl_for_train a --report_to wandb",
+     "is a command of another program of that name, with --rank"),
+    ("t.sh", "accelerate launch --num_processes 2 a/train_reflow.py --rank 16", "runs train_reflow.py"),
     ("t.sh", "echo hello", "has no command that trains"),
     ("t.sh", "python flux_train_network.py --network_dim $DIM", "must not have variables; add --config_file"),
     ("a.env", "MODEL_FAMILY=flux\nMODEL_TYPE=lora\nMODEL_NAME=$HOME/flux",
@@ -214,6 +217,8 @@ ACCEPTED: list[tuple[str, str, dict[str, object]]] = [
     ("config.env", "export MODEL_TYPE='lora'\nFLUX=true\nLEARNING_RATE=1e-4\nTRAINING_NUM_PROCESSES=1\n"
      "export TRAINER_EXTRA_ARGS=\"--lora_rank=12\"\nTRAINER_EXTRA_ARGS+=\" --controlnet=false\"",
      {"rank": 12}),
+    ("env.sh", "#!/bin/bash\nexport MODEL_FAMILY=flux MODEL_TYPE=lora\n"
+     'export TRAINER_EXTRA_ARGS="--lora_rank=12"', {"rank": 12}),
     ("config.env", "BASE=/m # the root\nMODEL_FAMILY=flux\nMODEL_TYPE=lora\nLORA_RANK=12 # small\n"
      "INIT_LORA=${BASE}/a.safetensors\nVALIDATION_PROMPT='a $5 bill'",
      {"rank": 12, "initial": "/m/a.safetensors"}),

@@ -93,6 +93,8 @@ def file_name(reading: Reading, name: str) -> Values:
     """Return the name of the adapter's files, with '-' for what it may not have."""
     text = reading.text(name)
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:64]
+    if not clean and any(map(str.isalnum, text)):
+        raise NoCounterpartError("names of files have ASCII letters and digits: adapter_file.name")
     if not clean:
         raise reading.wrong(name, "must have a letter or a digit")
     if clean != text:

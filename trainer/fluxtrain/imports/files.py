@@ -39,7 +39,10 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
     if path.name.lower().endswith(".env"):
         return SIMPLETUNER, with_named_files(_variables(read_text(path), path), path)
     if path.suffix.lower() in _COMMANDS:
-        return KOHYA, _command(read_text(path), path)
+        text = read_text(path)
+        if re.search(rf"(?m)^\s*(export\s+)?({'|'.join(sorted(_OWN_VARIABLES))})=", text):
+            return SIMPLETUNER, with_named_files(_variables(text, path), path)
+        return KOHYA, _command(text, path)
     document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)
     listed = "\n".join(names)
@@ -276,6 +279,11 @@ _SCRIPTS = (
     (r"train\.py|simpletuner", "a trainer that reads a file; import that file"),
 )  # fmt: skip
 """Scripts in commands, by patterns of their names: what they are of."""
+_OF_DIFFUSERS = {
+    *("rank", "report_to", "instance_data_dir", "instance_prompt", "validation_prompt"),
+    *("checkpointing_steps", "dataloader_num_workers", "lora_layers", "dataset_name"),
+}
+"""Options of diffusers' examples, whose copies may have the name of kohya's script."""
 _TO_TOML = (
     "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
 )
@@ -299,10 +307,19 @@ def _command(text: str, path: Path) -> dict[str, object]:
         for pattern, owner in _SCRIPTS:
             if any(re.search(rf"(^|[\s/\\\"'])({pattern})($|[\s\"'=])", it) for it in lines):
                 raise _refused(path, f"is a command of {owner}")
-        raise _refused(path, f"has no command that trains; must be {_TRAINERS}, or kohya's command")
+        ran = re.search(
+            r"(?m)\b(?:python3?|launch|torchrun)\b[^\n]*?([\w.-]+\.py)\b", "\n".join(lines)
+        )
+        text = f"runs {ran[1]}, which is not known here" if ran else "has no command that trains"
+        raise _refused(path, f"{text}; must be {_TRAINERS}, or kohya's command")
     if len(commands) > 1:
         raise _refused(path, f"has {len(commands)} commands; leave one")
     options = _arguments(re.split(_KOHYAS, commands[0])[-1], path)
+    if others := sorted(options.keys() & _OF_DIFFUSERS):
+        text = (
+            f"is a command of another program of that name, with --{others[0]}; must be {_TRAINERS}"
+        )
+        raise _refused(path, f"{text}, or kohya's command")
     if "config_file" in options and "output_config" not in options:
         raise ConfigError(
             f"{path}: config_file", options["config_file"], "has the options; import it"
