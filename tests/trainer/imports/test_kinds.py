@@ -42,6 +42,7 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("a.yaml", "base_model: m\nadapter: lora\nlora_r: 8\ndatasets: [{path: d, type: t}]", "axolotl's"),
     ("a.yaml", "model_name_or_path: m\nstage: dpo\nlora_rank: 8", "LLaMA-Factory's"),
     ("a.yaml", "data_config: {img_dir: p, img_size: 512}\nreport_to: wandb\nsample_prompts: [a]", "x-flux's"),
+    ("a.yaml", "task: dreambooth\nbase_model: b/FLUX.1-dev\nproject_name: x", "AutoTrain's"),
     ("a.json", '{"input_images": "a.zip", "lora_rank": 16, "steps": 1000}', "hosted trainer"),
     ("Cargo.toml", "[package]\nname = 'x'\nversion = '1'\nedition = '2021'\n[dependencies]\nseed = '1'",
      "Cargo.toml"),
@@ -162,6 +163,7 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
     ("a.yaml", FLUX + "    datasets: [{folder_path: p, num_frames: 33}]", "asks for films"),
     ("a.yaml", FLUX + "    datasets: [{folder_path: p}, {folder_path: q, is_reg: true}]",
      "regularisation pictures"),
+    ("a.yaml", FLUX.replace("type: lora", "type: loha"), "network.type: got 'loha'; asks for adapters of"),
     ("a.yaml", FLUX + "    embedding: {trigger: t, tokens: 4}", "asks for textual inversion"),
     ("a.yaml", FLUX + "    slider: {targets: [{target_class: c}]}", "asks for a slider"),
     ("a.yaml", FLUX.replace("sd_trainer", "concept_slider"), "type: got 'concept_slider'; asks for a slider"),
@@ -170,6 +172,8 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
         {"type": "diffusion_trainer", "model": {"arch": "flux"}, "network": {"type": "lorm"}}]}}),
      "asks for LoRM"),
     # kohya's sd-scripts
+    ("a.toml", LORA + "train_inpainting = true", "asks for inpainting"),
+    ("a.toml", LORA + "model_train_type = 'sdxl-lora'", "asks for another model"),
     ("a.toml", LORA + "model_type = 'chroma'", "model_type: got 'chroma'; asks for Chroma"),
     ("a.toml", LORA + "pretrained_model_name_or_path = 'm/flux1-kontext-dev.safetensors'",
      "asks for Kontext"),
@@ -231,11 +235,16 @@ ACCEPTED: list[tuple[str, str, dict[str, object]]] = [
     ("t.sh", "#!/bin/sh\n# flux_train.py\naccelerate launch \\\n  sd-scripts/flux_train_network.py \\\n"
      '  --network_module networks.lora_flux --network_dim=12 \\\n  --network_args "train_blocks=all" \\\n'
      "  --network_train_unet_only && echo done", {"rank": 12, "clip": None}),
+    ("t.sh", "accelerate launch flux_train_network.py --network_module networks.lora_flux \\\n"
+     '  --max_grad_norm 0.0 \\--sample_prompts="p.txt" --network_dim 12', {"rank": 12}),
+    ("t.bat", "accelerate launch flux_train_network.py --network_module networks.lora_flux ^\r\n"
+     "  --max_grad_norm 0.0 ^--sample_prompts=p.txt --network_dim 12", {"rank": 12}),
     ("t.bat", "accelerate launch ^\r\n  flux_train_network.py ^\r\n --network_module networks.lora_flux ^\r\n"
      ' --network_weights "C:\\\\m\\\\a.safetensors"', {"rank": 4, "initial": "C:\\\\m\\\\a.safetensors"}),
     ("a.yaml", JOB + "    model: {is_flux: true}\n    network: {type: lora}", {"rank": 4, "alpha": 4.0}),
     ("a.yaml", FLUX + "    adapter: {}\n    datasets: [{folder_path: p, controls: [], control_path: null}]",
      {}),
+    ("a.toml", LORA + "model_train_type = 'flux-lora'", {"kind": "lora"}),
     ("a.json", TUNER + ', "controlnet": false, "control": false, "distillation_method": "none"}',
      {"rank": 16}),
     ("a.toml", LORA + "model_type = 'flux'\nreg_data_dir=''\nmasked_loss = true\nconditioning_data_dir = 'c'",
@@ -389,6 +398,15 @@ def test_lines_of_options_belong_to_the_command(tmp_path: Path) -> None:
         "accelerate launch flux_train.py\n --ae a\n--max_train_steps 9\n\necho --ae b\n"
     )
     assert read_options(file)[1] == {"ae": "a", "max_train_steps": "9"}
+
+
+def test_a_flavour_of_other_weights_is_named(tmp_path: Path) -> None:
+    file, lost = tmp_path / "config.json", list[bool]()
+    for rest in ('"krea"', '"dev"', '"krea", "pretrained_model_name_or_path": "b/FLUX.1-Krea-dev"'):
+        file.write_text(f'{TUNER}, "model_flavour": {rest}}}')
+        missing = import_file(file, {}).lines[Disposition.MISSING]
+        lost.append("model_flavour" in {line.option for line in missing})
+    assert lost == [True, False, False]
 
 
 def test_values_of_a_command_are_as_the_shell_reads_them(tmp_path: Path) -> None:

@@ -66,6 +66,17 @@ def test_a_variable_that_the_guide_does_not_have_is_refused() -> None:
     refuse_different({"PARAMS_PORT_80_TCP": "a", "PARAMS_SERVICE_PORT": "80"}, config)
 
 
+@pytest.mark.parametrize(("epochs", "cycles"), [("12", 4), ("2", 1), (None, 1)])
+def test_restarts_are_a_third_of_the_epochs_as_in_the_script(
+    epochs: str | None, cycles: int
+) -> None:
+    environment = {"PARAMS_LEARNING_SCHEDULER": "cosine_with_restarts"}
+    environment |= {"PARAMS_MAX_EPOCHS": epochs} if epochs else {}
+    assert import_variables(environment, {}).config.schedule.cycles == cycles
+    given = environment | {"PARAMS_NUM_CYCLES": "7"}
+    assert import_variables(given, {}).config.schedule.cycles == 7
+
+
 @pytest.mark.parametrize("name", ["PARAMS_NOISE_OFFSET", "PARAMS_NUM_CYCLES"])
 def test_what_does_nothing_in_sd_scripts_says_so(name: str) -> None:
     lines = import_variables({name: "3"}, {}).lines[Disposition.IGNORED]

@@ -88,6 +88,7 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is LLaMA-Factory's, for language models, {_NO_IMPORT}",
      "finetuning_type|stage", "model_name_or_path"),
     (f"is x-flux's, {_NO_IMPORT}", r"data_config\.\w+"),
+    (f"is AutoTrain's, {_NO_IMPORT}", "task", "base_model", "backend|project_name"),
     (f"is NeMo AutoModel's, {_NO_IMPORT}", r"step_scheduler\.\w+", r"(optim|model|dataset|data)\..+"),
     ("is FluxBenchmark's; docs/benchmark.md has a file that sweeps the same settings",
      r"defaults\.train_args|train_args\..+|cli_args\..+|num_iterations",
@@ -345,6 +346,7 @@ def _joined(text: str) -> Iterator[str]:
 def _arguments(text: str, path: Path) -> dict[str, object]:
     """Return the options in ``text``, the rest of a command; those without a value are flags."""
     text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"' "))  # the file descriptor of 2>&1
+    text = re.sub(r"(?<=\s)[\\^`](?=--\w)", "", text)  # fluxgym escapes an option's dash
     found: dict[str, list[str]] = {}
     name = ""
     for word in _words(text, path, escape=""):
@@ -393,12 +395,7 @@ _VARIABLES = {
 """Those of other names."""
 _OWN_VARIABLES = {"MODEL_FAMILY", "MODEL_TYPE", "DATALOADER_CONFIG", "TRAINER_EXTRA_ARGS"}
 _FAMILIES = (
-    "FLUX",
-    "SD3",
-    "STABLE_DIFFUSION_3",
-    "PIXART_SIGMA",
-    "KOLORS",
-    "STABLE_DIFFUSION_LEGACY",
+    *("FLUX", "SD3", "STABLE_DIFFUSION_3", "PIXART_SIGMA", "KOLORS", "STABLE_DIFFUSION_LEGACY"),
 )
 """Older variables that choose a model."""
 _LONGEST_VARIABLE = 1 << 16

@@ -88,6 +88,8 @@ KOHYA_KINDS = (
     *_models("pretrained_model_name_or_path"),
     Kind("Chroma", "model_type", says("^chroma")),
     Kind(_OTHER_MODEL, "model_type", says("^(?!flux$)")),
+    Kind(_OTHER_MODEL, "model_train_type", says("^(?!flux-)")),
+    Kind("inpainting", "train_inpainting"),
     Kind(_OTHER_MODEL, r"clip_g|gemma2|qwen3|llm_adapter_path|byt5|dit"),
     Kind(
         "a network, but no network_module: networks.lora_flux is a LoRA",
@@ -127,7 +129,6 @@ KOHYA_KINDS = (
     *_ALL,
 )
 
-_ADAPTER = "adapter"
 _ADAPTERS = (
     ("Redux, which varies pictures", "redux"),
     ("an IP-Adapter", "^ip"),
@@ -139,7 +140,7 @@ _ADAPTERS = (
 AI_TOOLKIT_KINDS = (
     Kind("a job that trains nothing", "job", says("^(?!extension$|train$)")),
     *(Kind(text, r"adapter\.type", says(pattern)) for text, pattern in _ADAPTERS),
-    Kind("an adapter for pictures", r"adapter\..+", _without(f"{_ADAPTER}.type")),
+    Kind("an adapter for pictures", r"adapter\..+", _without("adapter.type")),
     *_models(r"model\.arch", ""),
     *_models(r"model\.(name_or_path|unet_path)"),
     Kind(
@@ -153,6 +154,7 @@ AI_TOOLKIT_KINDS = (
     Kind("tokens before the prompt", r"decorator\..+"),
     Kind("LoRM", r"do_lorm|network\.lorm(\..*)?"),
     Kind("LoRM", r"network\.type", says("^lorm$")),
+    Kind(_OTHER_ADAPTER, r"network\.type", says("^(?!lora$|lokr$|dora$|locon$)"), "adapter.kind"),
     Kind(_CONTROL, r"datasets\.(control_path\w*|controls|control_from_same_folder)"),
     Kind("inpainting", r"datasets\.inpaint_path|.*inpaint.*"),
     Kind("pictures as prompts, as Redux's", r"datasets\.clip_image_(path|from_same_folder)"),

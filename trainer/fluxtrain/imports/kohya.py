@@ -271,6 +271,7 @@ _FOLDER = ("train_data_dir",)
 _MODEL: Mapping[str, Option] = {
     "pretrained_model_name_or_path": field_option("initial_weights", Reading.text, note=_PATH),
     "model_type": automatic("must be flux"),
+    "model_train_type": automatic("of Akegarasu's lora-scripts: flux-lora or flux-finetune"),
     "clip_l": fields(
         ["encoders.clip", "encoders.clip_tokenizer"],
         common.encoder("encoders.clip", "tokenizer"),
@@ -541,15 +542,7 @@ _MACHINE: Mapping[str, Option] = {
 
 KOHYA = Trainer(
     "kohya's sd-scripts",
-    {
-        **_MODEL,
-        **_NETWORK,
-        **TRAINING,
-        **_FILES,
-        **_DATA,
-        **_SAMPLES,
-        **_MACHINE,
-    },
+    {**_MODEL, **_NETWORK, **TRAINING, **_FILES, **_DATA, **_SAMPLES, **_MACHINE},
     values.base,
     values.flatten,
     KOHYA_KINDS,

@@ -168,7 +168,7 @@ _IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _MODEL: Mapping[str, Option] = {
     "model_family": fields([], common.flux, note="must be flux"),
     "model_type": fields(["adapter.kind"], values.model_type, "lora", "full trains all weights"),
-    "model_flavour": automatic("the preset is schnell's if it says so"),
+    "model_flavour": fields([], values.flavour, note="the preset is schnell's if it says so"),
     "pretrained_model_name_or_path": field_option(
         "initial_weights",
         Reading.text,

@@ -68,6 +68,14 @@ def _is_adapter(reading: Reading) -> bool:
     return reading.word("model_type") == "lora"
 
 
+def flavour(reading: Reading, name: str) -> Values:
+    """Return nothing for a flavour whose weights are FLUX.1 dev's or schnell's, or named beside it."""
+    word = reading.word(name)
+    if word in ("dev", "schnell") or reading.has("pretrained_model_name_or_path"):
+        return {}
+    raise NoCounterpartError(f"the weights of {word} are not fetched: initial_weights names them")
+
+
 def base(reading: Reading) -> Values:
     """Return the preset; peft's adapters are those of diffusers' layers."""
     if not reading.has("model_family"):

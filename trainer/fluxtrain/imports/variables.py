@@ -13,6 +13,7 @@ from typing import Any
 from fluxtrain.contract.model_base import closest, join_errors
 from fluxtrain.contract.run.config import RunConfig, value_at
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, in_yaml_words
+from fluxtrain.imports import common
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.kohya_values import OPTIMIZERS
 from fluxtrain.imports.table import (
@@ -22,7 +23,6 @@ from fluxtrain.imports.table import (
     Option,
     Reading,
     Trainer,
-    Values,
     automatic,
     field_option,
     fields,
@@ -48,17 +48,11 @@ class Variable:
         return self.row or replace(KOHYA.options[self.option], default=self.default)
 
 
-def _base_model(reading: Reading, name: str) -> Values:
-    if reading.word(name) != "flux":
-        raise reading.wrong(name, "must be flux: other models are not trained here")
-    return {}
-
-
 _PREFIX = "PARAMS_"
 _OF_SERVICES = ("PARAMS_SERVICE_", "PARAMS_PORT")
 VARIABLES: Mapping[str, Variable] = {
     "BASE_MODEL": Variable(
-        "base_model", row=fields([], _base_model, note="must be flux, which is preset: dev-lora")
+        "base_model", row=fields([], common.flux, note="must be flux, which is preset: dev-lora")
     ),
     "DATASET_NAME": Variable(
         "dataset_name",
@@ -151,7 +145,7 @@ def import_variables(
         v.option: environment[n] for n, v in VARIABLES.items() if environment.get(n)
     }
     try:
-        given |= _arguments(given)
+        given |= _arguments(given) | _cycles(given)
         reading = Reading(given, {}, processes, epoch_samples)
         found = import_options(GUIDE, reading, overrides)
     except ConfigError as error:
@@ -201,6 +195,15 @@ def _arguments(given: Mapping[str, object]) -> dict[str, str]:
     pairs = Reading(listed, {}).pairs(name)
     found = {f"optimizer_args.{key}": value for key, value in pairs.items()}
     return {option: value for option, value in found.items() if option not in given}
+
+
+def _cycles(given: Mapping[str, object]) -> dict[str, str]:
+    """Return the cycles that the guide's script sets if none are given: a third of the epochs."""
+    option, epochs = "lr_scheduler_num_cycles", str(given.get("max_train_epochs", "5"))
+    restarts = given.get("lr_scheduler") == "cosine_with_restarts"
+    if option in given or not restarts or not epochs.isdecimal():
+        return {}
+    return {option: str(max(int(epochs) // 3, 1))}
 
 
 def _renamed(errors: list[ConfigError], names: Mapping[str, str]) -> Iterator[ConfigError]:
