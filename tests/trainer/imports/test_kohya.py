@@ -279,6 +279,32 @@ def test_a_data_set_config_is_a_name_of_images(tmp_path: Path) -> None:
     assert (found.config.data.images, found.config.schedule.epochs) == ("dataset.toml", 3)
 
 
+SETS = """
+[general]
+enable_bucket = true
+bucket_reso_steps = 128
+[[datasets]]
+resolution = 512
+batch_size = 32
+max_bucket_reso = 768
+[[datasets]]
+resolution = 512
+batch_size = 32
+max_bucket_reso = 1024
+"""
+
+
+@pytest.mark.parametrize("name", ["sets.toml", "/gone/sets.toml", r"C:\gone\sets.toml"])
+def test_what_a_data_set_config_states_in_all_sets_wins(tmp_path: Path, name: str) -> None:
+    (tmp_path / "sets.toml").write_text(SETS)
+    file = tmp_path / "train.sh"
+    file.write_text(f"python flux_train.py --train_batch_size 4 --dataset_config '{name}' --ae a")
+    config = import_file(file, {}).config
+    assert (config.schedule.global_batch_size, config.data.image_size) == (32, 512)
+    assert config.data.buckets is not None
+    assert (config.data.buckets.step, config.data.buckets.max_side) == (128, 1024)
+
+
 def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) -> None:
     text = (
         "flip_aug = true\nrandom_crop = true\nshuffle_caption = true\nkeep_tokens = 1\n"

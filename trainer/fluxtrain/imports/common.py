@@ -7,11 +7,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import get_args
 
 from fluxtrain.contract.run.adapter import LayerName
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.imports.table import Convert, NoCounterpartError, Option, Reading, Values, fields
+from fluxtrain.imports.table import (
+    Convert,
+    NoCounterpartError,
+    Option,
+    Reading,
+    Values,
+    fields,
+    read_document,
+)
 from fluxtrain.model.cost import BUFFERS
 from fluxtrain.model.layers import BLOCKS, linear_layers
 
@@ -485,3 +494,38 @@ def written(reading: Reading, lines: Sequence[str]) -> Values:
     """Return the field that names the file, whose ``lines`` are kept in ``reading``."""
     reading.prompts += lines
     return {"sampling.prompt_file": reading.prompt_file}
+
+
+_OF_DATA_SETS = {"batch_size": "train_batch_size"} | {
+    name: name
+    for name in (
+        *("resolution", "enable_bucket", "min_bucket_reso", "max_bucket_reso"),
+        *("bucket_reso_steps", "bucket_no_upscale"),
+    )
+}
+
+
+def with_data_sets(options: Mapping[str, object], folder: Path) -> dict[str, object]:
+    """Return ``options`` of sd-scripts with those of the data set config that they name, which win there.
+
+    It is read if it is found from ``folder``; of several data sets, what is the same in all counts.
+    """
+    name, found = options.get("dataset_config"), dict(options)
+    if not isinstance(name, str) or not name.lower().endswith((".toml", ".json")):
+        return found
+    places = (folder / name, folder / re.split(r"[/\\]", name)[-1])
+    try:
+        file = next((place for place in places if place.is_file()), None)
+    except OSError:
+        return found
+    document = read_document(file) if file else None
+    general, sets = (
+        document.get(key) if isinstance(document, dict) else None for key in ("general", "datasets")
+    )
+    shared = general if isinstance(general, dict) else {}
+    tables = [shared | it for it in sets if isinstance(it, dict)] if isinstance(sets, list) else []
+    for name, option in _OF_DATA_SETS.items():
+        values = [table.get(name) for table in tables]
+        if values and values[0] is not None and all(value == values[0] for value in values):
+            found[option] = values[0]
+    return found

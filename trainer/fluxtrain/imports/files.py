@@ -17,6 +17,7 @@ from fluxtrain.contract.run.overrides import refused_options
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, redacted
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.ai_toolkit_values import flat
+from fluxtrain.imports.common import with_data_sets
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.simpletuner_pictures import with_named_files
@@ -463,6 +464,7 @@ def import_file(
     """
     trainer, options = read_options(path)
     try:
+        options = with_data_sets(options, path.parent) if trainer is KOHYA else options
         reading = Reading(options, {}, processes, epoch_samples, prompt_file)
         imported = import_options(trainer, reading, overrides)
         if path.suffix.lower() == ".env":

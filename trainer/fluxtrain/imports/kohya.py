@@ -433,8 +433,8 @@ _DATA: Mapping[str, Option] = {
     "dataset_config": field_option(
         "data.images",
         Reading.text,
-        note="below --data; its batch_size is schedule.global_batch_size, and fluxtrain run names the "
-        "fields of data that must be as in it",
+        note="below --data; its batch_size, resolution and buckets are read if it is beside this file, else "
+        "fluxtrain run names the fields that must be as in it",
     ),
     "caption_extension": automatic("text files beside the images: docs/data.md"),
     "in_json": missing("metadata.jsonl in the folder has captions (docs/data.md)"),

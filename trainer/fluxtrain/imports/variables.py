@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.model_base import closest, join_errors
@@ -145,7 +146,7 @@ def import_variables(
         v.option: environment[n] for n, v in VARIABLES.items() if environment.get(n)
     }
     try:
-        given |= _arguments(given) | _cycles(given)
+        given = common.with_data_sets(given, Path()) | _arguments(given) | _cycles(given)
         reading = Reading(given, {}, processes, epoch_samples)
         found = import_options(GUIDE, reading, overrides)
     except ConfigError as error:
