@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from fluxtrain.cli import main
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.files import import_file, read_options
 from fluxtrain.imports.kinds import of_model
 from fluxtrain.imports.table import Disposition
@@ -380,6 +381,22 @@ def test_the_gui_s_settings_become_those_of_sd_scripts(tmp_path: Path) -> None:
     assert (config.seed, config.data.num_workers) == ("random", 0)
     assert not found.lines[Disposition.UNKNOWN]
     assert not found.lines[Disposition.MISSING]
+
+
+WRONG: list[tuple[str, object]] = [
+    ("unet_lr", "x"), ("lr_warmup", [1]), ("max_train_steps", {"a": 1}), ("max_train_steps", 1e308),
+    ("text_encoder_lr", True), ("optimizer_args", "decouple"), ("LoRA_type", ["a"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_wrong_settings_of_the_gui_are_refused_in_words(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(GUI | {name: value}))
+    with pytest.raises(ConfigError, match=re.escape(str(file))):
+        import_file(file, {})
 
 
 def test_the_gui_s_epochs_and_lokr_are_those_of_sd_scripts(tmp_path: Path) -> None:

@@ -219,6 +219,13 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
         text = "is of a GUI for kohya's sd-scripts, for another model than FLUX.1"
         raise _refused(path, f"{text}: flux1_checkbox is not set")
     given = {name: value for name, value in document.items() if value}
+
+    def number(name: str) -> float:
+        try:
+            return Reading(given, {}).number(name) if name in given else 0.0
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {name}", error.given, error.allowed) from None
+
     kind = str(given.get("LoRA_type", ""))
     own = {n.removeprefix("network_args.") for n in KOHYA.options if n.startswith("network_args.")}
     is_lycoris = kind.startswith("LyCORIS/")
@@ -237,16 +244,18 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
         if name in _GUI_NAMES or not (name in _OF_LYCORIS | own or _GUI_ONLY.fullmatch(name))
     }
     for name in ("network_args", "optimizer_args", "lr_scheduler_args"):
-        words = str(options.pop(name, "")).replace('"', "").split()
+        value = options.pop(name, "")
+        text = " ".join(map(str, value if isinstance(value, list) else [value]))
+        words = text.replace('"', "").split()
         words += listed if name == "network_args" and kind else []
         options |= {name: words} if words else {}
     if kind:
         module = "lycoris.kohya" if is_lycoris else _GUI_MODULES.get(kind, kind)
         options |= {"network_module": module}
-        unet, text_encoder = (float(given.get(it, 0)) for it in ("unet_lr", "text_encoder_lr"))
+        unet, text_encoder = number("unet_lr"), number("text_encoder_lr")
         options |= {"network_train_unet_only": True} if unet and not text_encoder else {}
         options |= {"network_train_text_encoder_only": True} if text_encoder and not unet else {}
-    percent, steps = float(given.get("lr_warmup", 0)), int(given.get("max_train_steps", 0))
+    percent, steps = min(number("lr_warmup"), 100), min(number("max_train_steps"), 1e9)
     warmup = given.get("lr_warmup_steps") or (round(percent * steps / 100) or percent / 100)
     options |= {"lr_warmup_steps": warmup} if warmup else {}
     options |= {"max_data_loader_n_workers": document.get("max_data_loader_n_workers", 0)}
