@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         "Write a FluxTraining for the options of another trainer.",
     )
     parser.set_defaults(takes_overrides=True)
-    text = "kohya's TOML or command, ai-toolkit's YAML, or SimpleTuner's config.json, .toml or .env"
+    text = "kohya's TOML, command or GUI's JSON, ai-toolkit's YAML, SimpleTuner's config.json, .toml or .env"
     parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)
     text = "instead of FILE: PARAMS_* and the other variables of kohya's container for MI300X"
     parser.add_argument("--from-env", action="store_true", help=text)

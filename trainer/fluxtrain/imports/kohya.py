@@ -527,6 +527,7 @@ _MACHINE: Mapping[str, Option] = {
         "sdpa xformers mem_eff_attn flash_attn split_attn", automatic("parallel.attention: auto")
     ),
     "torch_compile": field_option("parallel.compile", Reading.flag),
+    "split_mode": automatic("saves memory, as parallel.offload_blocks does"),
     "dynamo_backend": automatic("torch's inductor"),
     **each(
         "highvram lowvram disable_mmap_load_safetensors config_file output_config "
