@@ -24,7 +24,7 @@ from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.blocks import any_attention
 from fluxtrain.runtime.files import atomic_write
-from fluxtrain.runtime.safetensors import open_safetensors, read_shapes
+from fluxtrain.runtime.safetensors import identify, open_safetensors, read_shapes
 
 WIDTH = 128
 """Channels at full resolution in the published weights."""
@@ -277,7 +277,8 @@ def _require_equal(
 ) -> None:
     for name, shape in expected.items():
         if name not in shapes:
-            raise DataError(f"{path}: not FLUX's autoencoder; tensor {name} is missing")
+            text = f"not FLUX's autoencoder; tensor {name} is missing"
+            raise DataError(f"{path}: {text}{identify(shapes)}")
         if shapes[name] != shape:
             raise DataError(f"{path}: tensor {name} has shape {shapes[name]}, expected {shape}")
     if extra := sorted(shapes.keys() - expected.keys()):

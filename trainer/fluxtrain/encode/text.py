@@ -32,6 +32,7 @@ from fluxtrain.model.blocks import any_attention
 from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.runtime.safetensors import (
     FP8,
+    identify,
     is_beside,
     open_safetensors,
     read_shapes,
@@ -261,9 +262,9 @@ def check_file(path: Path, kind: str) -> None:
     with safe_open(path, framework="pt") as file:
         _require_scales(path, file)
     if kind == "t5":
-        _make_config(path, _T5, lambda: _t5_sizes(shapes, _shared_of(shapes)))
+        _make_config(path, _T5, shapes, lambda: _t5_sizes(shapes, _shared_of(shapes)))
     else:
-        _make_config(path, _CLIP, lambda: _clip_sizes(shapes, _prefix_of(shapes)))
+        _make_config(path, _CLIP, shapes, lambda: _clip_sizes(shapes, _prefix_of(shapes)))
 
 
 def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
@@ -275,7 +276,7 @@ def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
 
     shapes = _shapes(path)
     shared = _shared_of(shapes)
-    config = _make_config(path, _T5, lambda: T5Config(**_t5_sizes(shapes, shared)))
+    config = _make_config(path, _T5, shapes, lambda: T5Config(**_t5_sizes(shapes, shared)))
     _check_tokenizer(path, tokenizer, config.vocab_size)
     names = {
         _SHARED if name == shared else name: name
@@ -300,6 +301,7 @@ def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
     config = _make_config(
         path,
         _CLIP,
+        shapes,
         lambda: CLIPTextConfig(
             **_clip_sizes(shapes, prefix),
             bos_token_id=tokenizer.bos_token_id,
@@ -318,12 +320,13 @@ def _shapes(path: Path) -> _Shapes:
         return {name: shape for name, shape in read_shapes(file).items() if not is_beside(name)}
 
 
-def _make_config(path: Path, kind: str, make: Callable[[], Any]) -> Any:
+def _make_config(path: Path, kind: str, shapes: _Shapes, make: Callable[[], Any]) -> Any:
     """Return ``make()``; DataError if the shapes are not those of a ``kind``."""
     try:
         return make()
     except KeyError as error:
-        raise DataError(f"{path}: not a {kind}; tensor {error.args[0]} is missing") from None
+        text = f"not a {kind}; tensor {error.args[0]} is missing"
+        raise DataError(f"{path}: {text}{identify(shapes)}") from None
     except (ValueError, IndexError, ArithmeticError) as error:
         raise DataError(f"{path}: not a {kind} ({error})") from None
 

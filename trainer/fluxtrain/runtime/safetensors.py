@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,10 +22,33 @@ from torch import Tensor
 
 from fluxtrain.errors import DataError
 
-_MAX_HEADER_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 23
+"""kohya's metadata have the counts of all tags of the training."""
 _MAX_TENSOR_BYTES = 1 << 28
-_PICKLES = (b"PK\3\4", b"\x80\2", b"\x80\4")
-"""First bytes of what torch.save writes: a ZIP archive, before a pickle alone."""
+_STARTS = (
+    (
+        (b"PK\3\4", b"\x80\2", b"\x80\4"),
+        "it is a pickle, which is not read: get the .safetensors file",
+    ),
+    (
+        (b"GGUF",),
+        "it is a GGUF file of quantised weights: get the .safetensors file that it was made of",
+    ),
+    (
+        (b"version https://git-lfs",),
+        "it is a Git-LFS pointer, and not the file: run git lfs pull there",
+    ),
+    (
+        (b"<!doctype", b"<html", b"<?xml"),
+        "it is a web page: the download needs a login, an accepted licence or another address",
+    ),
+    ((b"\x1f\x8b", b"7z\xbc\xaf", b"Rar!"), "it is an archive: unpack it"),
+    ((b"\x89PNG", b"\xff\xd8\xff", b"RIFF"), "it is a picture"),
+    ((b"\x89HDF",), "it is an HDF5 file"),
+    ((b"\0" * 8,), "it begins with zeros, as an interrupted download does: get it again"),
+)
+"""What files are that are taken for safetensors files, by their first bytes; torch.save writes a ZIP archive,
+before it a pickle alone."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 
 
@@ -70,9 +94,8 @@ def read_header(path: Path, more: Mapping[str, torch.dtype] | None = None) -> di
                 raise ValueError(f"it has {len(start)} bytes")
             (length,) = struct.unpack("<Q", start)
             if not 2 <= length <= min(_MAX_HEADER_BYTES, status.st_size - 8):
-                if start.startswith(_PICKLES):
-                    raise ValueError("it is a pickle, which is not read")
-                raise ValueError(f"its header claims {length} bytes")
+                other = _other_format(start + file.read(256))
+                raise ValueError(other or f"its header claims {length} bytes")
             return _spans(json.loads(file.read(length)), 8 + length, status.st_size, dtypes)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
@@ -111,7 +134,20 @@ def open_safetensors(path: Path, content: str) -> Iterator[Any]:
     except FileNotFoundError:
         raise DataError(f"{path}: missing; it should hold {content}") from None
     except (SafetensorError, OSError) as error:
+        read_header(path, ALL_DTYPES)  # says more
         raise DataError(f"{path}: not a whole safetensors file ({error})") from None
+
+
+def _other_format(start: bytes) -> str | None:
+    """Return what a file is that begins with ``start``, and what to do; None if that is not known."""
+    lower = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for starts, text in _STARTS:
+        if start.startswith(starts) or lower.startswith(starts):
+            return text
+    text = start.decode("utf-8", "replace")
+    if text.isprintable() or text.replace("\n", "").isprintable():
+        return f"it is a text: {' '.join(text.split())[:80]!r}"
+    return None
 
 
 def read_shapes(file: Any) -> dict[str, list[int]]:
@@ -245,6 +281,8 @@ FP8 = {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 """Types of such weights by their names in safetensors files."""
 SCALED_FP8_DTYPES = {**FP8, "U8": torch.uint8}
 """Types of all these tensors."""
+ALL_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+"""Types of files of other tools."""
 _SCALES = (".scale_weight", ".weight_scale")
 _NOT_READ = (".scale_input", ".input_scale", ".comfy_quant")
 _MARKER = "scaled_fp8"
@@ -316,3 +354,108 @@ def unscaled(values: Tensor, scale: Tensor | None) -> Tensor:
     if is_fp8 and not found.isfinite().all():
         raise ValueError("is in fp8 and has values that are not finite")
     return found
+
+
+# What a file of other tools holds, by the names of its tensors.
+
+
+class Kind(NamedTuple):
+    """What a file holds, and what it is good for here."""
+
+    text: str
+    use: str = "not read"
+
+    def __str__(self) -> str:
+        """Return both."""
+        return self.text if self.use == "not read" else f"{self.text}, which {self.use}"
+
+
+_ENCODERS, _ADAPTER = "spec.run.encoders takes", "spec.run.adapter.initial and added_adapters take"
+_WEIGHTS = "spec.run.initial_weights takes"
+_LORA = re.compile(
+    r"(?m)lora\d?[._]|lora_(up|down|[AB])|lokr_w|hada_w|\.diff(_b)?$|oft_|dora_scale|[._]ia3|\.b1\.weight$"
+)
+_ADAPTERS = (
+    (
+        r"lora_te2_text_model|text_encoder_2\.text_model|lora_unet_(in|out)put_blocks|add_embedding",
+        "a LoRA of SDXL",
+    ),
+    (r"(unet[._]|^)(down|up|mid)_blocks?[._]", "a LoRA of Stable Diffusion 1.5 or 2, or of SDXL"),
+    (r"joint_blocks", "a LoRA of Stable Diffusion 3"),
+    (r"controlnet|control_model", "a LoRA of a ControlNet"),
+    (r"distilled_guidance_layer", "a LoRA of Chroma"),
+    (r"(double|single)_stream_modulation|to_qkv_mlp_proj", "a LoRA of FLUX.2"),
+    (r"[._]img_mlp[._]net[._]", "a LoRA of Qwen-Image"),
+    (r"img_attn_q|token_refiner", "a LoRA of HunyuanVideo"),
+    (r"blocks[._]\d+[._](self|cross)_attn", "a LoRA of Wan"),
+    (r"transformer_blocks[._]\d+[._]attn1", "a LoRA of LTX-Video or PixArt"),
+    (r"(noise|context)_refiner|caption_embedder", "a LoRA of Lumina or Z-Image"),
+    (
+        r"layers[._]\d+[._](self_attn|mlp)[._](q|k|v|o|gate|up|down)_proj",
+        "a LoRA of a language model",
+    ),
+    (r"qweight|wscales", "a LoRA of Nunchaku's quantised weights"),
+)
+_MODELS = (
+    (r"controlnet|input_hint_block|control_model|zero_convs", Kind("a ControlNet")),
+    (r"redux_(up|down)", Kind("FLUX.1 Redux, an encoder of pictures")),
+    (r"pulid", Kind("PuLID, an adapter of faces")),
+    (r"ip_adapter|to_k_ip|^image_proj|double_stream_modules", Kind("an IP-Adapter")),
+    (r"distilled_guidance_layer", Kind("the transformer of Chroma")),
+    (r"double_stream_modulation|to_qkv_mlp_proj", Kind("the transformer of FLUX.2")),
+    (
+        r"double_blocks\.0\.img_attn|single_transformer_blocks\.0\.attn",
+        Kind("a FLUX transformer", _WEIGHTS),
+    ),
+    (
+        r"input_blocks\.|down_blocks\.0\.attentions|^down_blocks\.1",
+        Kind("a U-Net of Stable Diffusion"),
+    ),
+    (r"joint_blocks\.", Kind("a transformer of Stable Diffusion 3")),
+    (
+        r"^(model\.)?diffusion_model\.|^blocks\.\d+\.(self|cross)_attn|^transformer_blocks\.",
+        Kind("another model's transformer"),
+    ),
+    (r"vision_model\.|visual\.transformer", Kind("an encoder of pictures")),
+    (
+        r"encoder\.block\.0\.|text_model\.|embeddings\.token_embedding\.",
+        Kind("a text encoder", _ENCODERS),
+    ),
+    (
+        r"encoder\.down_blocks\.|decoder\.up_blocks\.",
+        Kind("an autoencoder in diffusers' layout; ae.safetensors of FLUX.1 is BFL's", _ENCODERS),
+    ),
+    (r"decoder\.conv_in\.", Kind("an autoencoder", _ENCODERS)),
+    (
+        r"layers\.\d+\.self_attn|lm_head|resblocks",
+        Kind("a language model or a text encoder of another model"),
+    ),
+    (r"body\.\d+\.|conv_first\.|^model\.\d+\.", Kind("a model that scales pictures up")),
+    (
+        r"^(\S*(clip_[lg]|t5(xxl)?|emb_params|string_to_param\S*|<.*>)\n?)+$",
+        Kind("an embedding of tokens"),
+    ),
+)
+"""Patterns of names, of which any file of a kind has one; kinds that hold others first."""
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Return whether ``names`` are those of a LoRA or of another adapter, of whatever model."""
+    return _LORA.search("\n".join(names)) is not None
+
+
+def kind_of_file(names: Iterable[str]) -> Kind | None:
+    """Return what a file with tensors of these ``names`` holds; None if that is not known."""
+    text = "\n".join(names)
+    if is_adapter([text]):
+        for pattern, kind in _ADAPTERS:
+            if re.search(f"(?m){pattern}", text):
+                return Kind(kind)
+        return Kind("adapters", _ADAPTER)
+    return next((kind for pattern, kind in _MODELS if re.search(f"(?m){pattern}", text)), None)
+
+
+def identify(names: Iterable[str]) -> str:
+    """Return "; it holds ..." for a known kind of file, "" for others."""
+    kind = kind_of_file(names)
+    return "" if kind is None else f"; it holds {kind}"

@@ -43,6 +43,7 @@ from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.safetensors import (
     Span,
+    identify,
     is_beside,
     read_header,
     read_tensor,
@@ -96,31 +97,6 @@ def _groups(names: Sequence[str], shapes: dict[str, Shape]) -> Iterator[list[str
         total += 4 * prod(shapes[name])
     for _, group in groupby(names, keys.__getitem__):
         yield list(group)
-
-
-_KINDS = (
-    (
-        ("lora_down", "lora_up", "lora_A", "lora_B", "lokr_", "hada_w"),
-        "adapters, which spec.run.adapter.initial and added_adapters take",
-    ),
-    (("input_blocks.", "down_blocks.0.attentions"), "a U-Net of Stable Diffusion"),
-    (("joint_blocks.",), "a transformer of Stable Diffusion 3"),
-    (
-        ("encoder.block.0.", "text_model.", "embeddings.token_embedding."),
-        "a text encoder, which spec.run.encoders takes",
-    ),
-    (("decoder.conv_in.",), "an autoencoder, which spec.run.encoders takes"),
-)
-"""Parts of names, of which any file of a kind has one."""
-
-
-def identify(names: Iterable[str]) -> str:
-    """Return "; it holds ..." for a known kind of file, "" for others."""
-    known = list(names)
-    for parts, kind in _KINDS:
-        if any(part in name for part in parts for name in known):
-            return f"; it holds {kind}"
-    return ""
 
 
 _IN_CHECKPOINT = "model.diffusion_model."
