@@ -190,16 +190,19 @@ PAIR = {f"{KEY}.lora_down.weight": torch.ones(2, 8), f"{KEY}.lora_up.weight": to
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        (PAIR | {f"{KEY}.dora_scale": torch.ones(1, 8)}, "not of columns"),
+        (
+            PAIR | {f"{KEY}.dora_scale": torch.ones(1, 7)},
+            "neither of its 4 rows nor of its 8 columns",
+        ),
         (PAIR | {f"{KEY}.dora_scale": torch.full((4, 1), torch.nan)}, "is not finite"),
         ({f"{KEY}.dora_scale": torch.ones(4, 1)}, "has no up matrix|has no down matrix"),
         (
             {
                 f"{KEY}.lokr_w1": torch.ones(2, 2),
                 f"{KEY}.lokr_w2": torch.ones(2, 4),
-                f"{KEY}.dora_scale": torch.ones(4, 1),
+                f"{KEY}.dora_scale": torch.ones(3, 1),
             },
-            r"a Kronecker product with magnitudes \(DoRA\)",
+            "neither of its 4 rows nor of its 8 columns",
         ),
     ],
 )

@@ -141,7 +141,7 @@ PAIR = {f"{GOOD}.lora_down.weight": torch.ones(2, 8), f"{GOOD}.lora_up.weight": 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({}, "it has no LoRA of the transformer"),
     ({"lora_te1_x.lora_down.weight": torch.ones(1, 1)}, "it has no LoRA of the transformer"),
-    (PAIR | {"img_in.weight": torch.ones(2, 2)}, "not a LoRA of FLUX's blocks; it has img_in.weight"),
+    (PAIR | {"img_in.weight": torch.ones(2, 2)}, "1 key is unknown: img_in.weight; --skip-unknown leaves"),
     ({"lora_unet_down_blocks_0_attn.lora_up.weight": torch.ones(1, 1)}, "it has lora_unet_down_blocks_0"),
     ({f"{GOOD}.lora_up.weight": torch.ones(4, 2)}, f"{GOOD} has no down matrix"),
     (PAIR | {f"{GOOD}.lora_up.weight": torch.ones(4, 3)}, "which are no low-rank update"),

@@ -272,10 +272,11 @@ def test_a_converted_adapter_with_magnitudes_keeps_its_type(
 def test_a_type_that_is_not_read_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = tmp_path / "double.safetensors"
-    save_file(
-        {"lora_unet_single_blocks_0_linear1.alpha": torch.ones(1, dtype=torch.float64)}, source
-    )
-    assert main(["adapter", "info", str(source)]) == EXIT_USAGE
-    says = "tensor 'lora_unet_single_blocks_0_linear1.alpha' is of type 'F64'; read are BF16, F16, F32, I32"
+    source, name = tmp_path / "other.safetensors", "lora_unet_single_blocks_0_linear1.alpha"
+    save_file({name: torch.ones(1, dtype=torch.complex64)}, source)
+    arguments = ["convert", str(source), "--output", str(tmp_path / "out.safetensors")]
+    assert main(["adapter", *arguments]) == EXIT_USAGE
+    says = f"tensor '{name}' is of type 'C64'; read are BF16, F16, F32, I32, F64, F8_E4M3, F8_E5M2, I64"
     assert says in capsys.readouterr().err
+    run("info", source)
+    assert "data type:     C64" in capsys.readouterr().out

@@ -5,10 +5,13 @@ diffusers, ai-toolkit   transformer.transformer_blocks.0.attn.to_q.lora_A.weight
 bfl                     diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight, .lora_B.weight
 
 Layers of CLIP are lora_te1_text_model_… in kohya's layout, text_encoder.text_model.… in the rest, whose
-readers know that name. A Kronecker product (LoKr) has .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of
-w2, and .alpha in kohya's layout and bfl's; the rest names parts of fused layers, to which it cannot be cut.
-Magnitudes (DoRA) are .dora_scale, a column, in the same two, as LyCORIS writes them, and
-.lora_magnitude_vector in diffusers', as peft does; ai-toolkit's has no name for them.
+readers know that name.
+
+LyCORIS' other kinds are .lokr_w1 or .lokr_w1_a and .lokr_w1_b, the same of w2 (a Kronecker product),
+.hada_w1_a, … (a Hadamard product) or .diff, and .alpha, on whole layers in kohya's layout and bfl's. The rest
+names parts of fused layers: ai-toolkit's has those that were read of parts. Biases are .diff_b, new values of
+norms .set_weight. Magnitudes (DoRA) are .dora_scale, a column or a row, in kohya's and bfl's, as LyCORIS
+writes them, and .lora_magnitude_vector in diffusers', as peft does; ai-toolkit's has no name for them.
 
 Without .alpha it is the rank, and the scale is in lora_B: tools disagree on files in which it is not. A
 fused layer's pieces are stacked in kohya's and bfl's layouts; kohya's alpha then belongs to the sum of the
@@ -21,77 +24,81 @@ import hashlib
 import io
 import json
 import math
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from fluxtrain import __version__
 from fluxtrain.adapter.names import (
-    BFL,
-    DIFFUSERS,
-    KOHYA,
-    ONETRAINER,
     LayerName,
     bfl_key,
     diffusers_key,
-    find,
-    find_clip,
     is_of_clip,
     is_of_text_encoder,
+    is_swapped,
     kohya_key,
     part_names,
     part_rows,
 )
+from fluxtrain.adapter.reading import (
+    DIFFUSERS_METADATA,
+    Contents,
+    Metadata,
+    base_of,
+    dialect,
+    is_known,
+    named,
+    of_metadata,
+    read_contents,
+    require_finite,
+)
 from fluxtrain.adapter.updates import (
-    FACTORS,
     Adapter,
     AnyUpdate,
     Magnitude,
+    Matrix,
+    Patch,
+    Patches,
     Product,
     RowBlock,
     Update,
+    Vector,
     is_dora,
+    kind_of,
     low_rank,
     num_parameters,
-    product_of,
     ranks_and_alphas,
 )
 from fluxtrain.contract.run.adapter import AdapterLayout
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write
-from fluxtrain.runtime.safetensors import open_safetensors, read_header, read_tensor, write
+from fluxtrain.runtime.safetensors import (
+    ALL_DTYPES,
+    Kind,
+    identify,
+    is_adapter,
+    kind_of_file,
+    open_safetensors,
+    read_header,
+    write,
+)
 
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
 
 DORA_LAYOUTS: tuple[Layout, ...] = ("kohya", "diffusers", "bfl")
 """Layouts that have magnitudes."""
-PRODUCT_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
-"""Layouts that have Kronecker products."""
+WHOLE_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
+"""Layouts that name whole layers, so that they have LyCORIS' other kinds of updates."""
 
-_PREFIX = re.compile(
-    rf"^(base_model\.model\.)?({KOHYA}|{ONETRAINER}|{re.escape(BFL)}|{re.escape(DIFFUSERS)})?"
-)
-_KEY = re.compile(
-    r"^(?P<module>.+?)\."
-    r"(?P<kind>lora_down|lora_up|lora_A|lora_B|alpha|dora_scale|lora_magnitude_vector"
-    r"|lokr_w[12](_[ab])?)(\.default)?(\.weight)?$"
-)
-_KINDS = {"lora_A": "down", "lora_down": "down", "lora_B": "up", "lora_up": "up", "alpha": "alpha"}
-_KINDS |= {"dora_scale": "magnitude", "lora_magnitude_vector": "magnitude"}
-_KINDS |= {name: name for name in FACTORS}
 _EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
 """Endings of tensors that are float32 in any file."""
-_MLP_RATIO = 4
-DIFFUSERS_METADATA = "lora_adapter_metadata"
-"""Key of peft's config in the metadata of files that diffusers writes."""
 
 
 def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -107,30 +114,49 @@ def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str
 
 
 def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(update, Product):
-        yield from _of_product(layer, update, layout)
+    if isinstance(update, Vector):
+        if layout not in WHOLE_LAYOUTS:
+            raise ValueError(_no_place(layout, f"{layer}, a vector"))
+        module, _, tensor = layer.rpartition(".")
+        kind = "set_weight" if update.is_new else {"scale": "diff"}.get(tensor, "diff_b")
+        yield f"{_whole_key(module, layout)}.{kind}", update.values
+        return
+    if not isinstance(update, Update):
+        whole = (
+            update if isinstance(update, Patches) else Patches(update.outputs, (Patch(0, update),))
+        )
+        for patch in whole.patches:
+            yield from _of_patch(layer, whole, patch, layout)
         return
     _require_place(layer, update, layout)
+    if layout in WHOLE_LAYOUTS:
+        yield from _of_piece(_whole_key(layer, layout), update.whole(), layout)
+        return
+    for name, piece in parts_of(layer, update):
+        yield from _in_peft(diffusers_key(name), piece)
+        if piece.magnitude is not None:
+            yield f"{diffusers_key(name)}.lora_magnitude_vector", piece.magnitude.values
+
+
+def _whole_key(layer: str, layout: Layout) -> str:
+    return kohya_key(layer) if layout == "kohya" else bfl_key(layer)
+
+
+def _of_piece(name: str, piece: RowBlock, layout: Layout) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a low-rank update of all rows of a layer."""
     if layout == "kohya":
-        piece, name = update.whole(), kohya_key(layer)
         yield f"{name}.lora_down.weight", piece.down
         yield f"{name}.lora_up.weight", piece.up
         yield f"{name}.alpha", torch.tensor(piece.scale * piece.rank, dtype=torch.float32)
-        yield from _scales(name, piece)
-    elif layout == "bfl":
-        piece = update.whole()
-        yield from _in_peft(bfl_key(layer), piece)
-        yield from _scales(bfl_key(layer), piece)
     else:
-        for name, piece in parts_of(layer, update):
-            yield from _in_peft(diffusers_key(name), piece)
-            if piece.magnitude is not None:
-                yield f"{diffusers_key(name)}.lora_magnitude_vector", piece.magnitude.values
-
-
-def _scales(name: str, piece: RowBlock) -> Iterator[tuple[str, Tensor]]:
+        yield from _in_peft(name, piece)
     if piece.magnitude is not None:
-        yield f"{name}.dora_scale", piece.magnitude.values[:, None]
+        yield from _scales(name, piece.magnitude)
+
+
+def _scales(name: str, magnitude: Magnitude) -> Iterator[tuple[str, Tensor]]:
+    values = magnitude.values
+    yield f"{name}.dora_scale", values[None] if magnitude.is_of_columns else values[:, None]
 
 
 def _require_place(layer: str, update: Update, layout: Layout) -> None:
@@ -147,16 +173,39 @@ def _require_place(layer: str, update: Update, layout: Layout) -> None:
         )
 
 
-def _of_product(layer: str, update: Product, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-    if layout not in PRODUCT_LAYOUTS:
-        raise ValueError(
-            f"layout {layout} has no place for Kronecker products (LoKr): {', '.join(PRODUCT_LAYOUTS)} do; "
-            "fluxtrain adapter resize makes a LoRA of them"
-        )
-    name = kohya_key(layer) if layout == "kohya" else bfl_key(layer)
-    for factor, tensor in update.tensors.items():
-        yield f"{name}.{factor}", tensor
-    yield f"{name}.alpha", torch.tensor(update.alpha, dtype=torch.float32)
+def _of_patch(
+    layer: str, whole: Patches, patch: Patch, layout: Layout
+) -> Iterator[tuple[str, Tensor]]:
+    matrix, is_all = patch.matrix, patch.end - patch.first == whole.outputs
+    names = (
+        [layer]
+        if is_all
+        else [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
+    )
+    has_place = (
+        is_all and not patch.is_swapped if layout in WHOLE_LAYOUTS else layout == "ai-toolkit"
+    )
+    if layout == "ai-toolkit":
+        names = [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
+        has_place = patch.magnitude is None and patch.is_swapped == is_swapped(layer)
+    if not has_place or not names:
+        raise ValueError(_no_place(layout, f"{layer}, {kind_of(whole)}"))
+    name = _whole_key(layer, layout) if layout in WHOLE_LAYOUTS else diffusers_key(names[0])
+    if isinstance(matrix, Update):
+        yield from _of_piece(name, matrix.whole(), layout)
+    else:
+        yield from ((f"{name}.{factor}", tensor) for factor, tensor in matrix.tensors.items())
+        if matrix.alpha is not None:
+            yield f"{name}.alpha", torch.tensor(matrix.alpha, dtype=torch.float32)
+    if patch.magnitude is not None:
+        yield from _scales(name, patch.magnitude)
+
+
+def _no_place(layout: Layout, what: str) -> str:
+    return (
+        f"layout {layout} has no place for {what}: {', '.join(WHOLE_LAYOUTS)} have one for whole layers, "
+        "ai-toolkit for parts; fluxtrain adapter resize makes a LoRA of matrices"
+    )
 
 
 def _in_peft(name: str, piece: RowBlock) -> Iterator[tuple[str, Tensor]]:
@@ -164,152 +213,29 @@ def _in_peft(name: str, piece: RowBlock) -> Iterator[tuple[str, Tensor]]:
     yield f"{name}.lora_B.weight", piece.folded().up
 
 
-def parts_of(layer: str, update: Update) -> Iterator[tuple[str, RowBlock]]:
-    """Yield diffusers' layers that ``update`` changes, each with its piece; a fused piece is cut."""
-    names = part_names(layer)
+def _rows(layer: str, update: Update | Patches) -> Iterator[tuple[str, int, int]]:
+    """Yield diffusers' parts of ``layer``, each with its first row and the row after its last one."""
+    names, hidden = part_names(layer), update.inputs
     if len(names) == 1:
-        yield names[0], update.whole()
+        yield names[0], 0, update.outputs
         return
-    hidden = update.inputs
     for index, name in enumerate(names):
         place = LayerName(layer, index, len(names))
-        first, end = part_rows(place, hidden, update.outputs - 3 * hidden)
+        yield name, *part_rows(place, hidden, update.outputs - 3 * hidden)
+
+
+def parts_of(layer: str, update: Update) -> Iterator[tuple[str, RowBlock]]:
+    """Yield diffusers' layers that ``update`` changes, each with its piece; a fused piece is cut."""
+    if len(part_names(layer)) == 1:
+        piece = update.whole()
+        yield part_names(layer)[0], piece.swapped() if is_swapped(layer) else piece
+        return
+    for name, first, end in _rows(layer, update):
         for piece in update.pieces:
             if piece.first <= first and end <= piece.end:
                 yield name, piece.rows(first, end)
 
 
-class UnknownKeysError(ValueError):
-    """A file has tensors that are no LoRA of the blocks' layers."""
-
-
-def from_tensors(
-    tensors: Mapping[str, Tensor], alphas: Mapping[str, float] | None = None
-) -> tuple[Adapter, list[str]]:
-    """Return the adapter with ``tensors`` of any layout, and the names of tensors of text encoders that are
-    no layers of CLIP-L.
-
-    ``alphas`` are those of modules whose file has them in its metadata. Raises UnknownKeysError for names of
-    no layer, ValueError for shapes that do not fit.
-    """
-    alphas = alphas or {}
-    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    unknown, ignored = [], []
-    for name, tensor in tensors.items():
-        key = _KEY.match(name)
-        is_other = is_of_text_encoder(name) and (key is None or find_clip(key["module"]) is None)
-        if is_other:
-            ignored.append(name)
-        elif key is None:
-            unknown.append(name)
-        else:
-            modules[key["module"]][_KINDS[key["kind"]]] = tensor
-    places = {module: find_clip(module) or find(_PREFIX.sub("", module)) for module in modules}
-    unknown += [module for module, place in places.items() if place is None]
-    if unknown:
-        raise UnknownKeysError(", ".join(unknown[:3]))
-    found: dict[str, list[tuple[LayerName, RowBlock]]] = defaultdict(list)
-    adapter = Adapter()
-    for module, parts in modules.items():
-        place = places[module]
-        assert place is not None
-        alpha = _alpha(module, parts, alphas.get(_PREFIX.sub("", module)))
-        if parts.keys() & set(FACTORS):
-            if "magnitude" in parts:
-                raise ValueError(f"{module} is a Kronecker product with magnitudes (DoRA)")
-            if place.part is not None or place.layer in adapter:
-                raise ValueError(f"{module} is a Kronecker product of a part of {place.layer}")
-            factors = {name: parts[name] for name in parts if name != "alpha"}
-            adapter[place.layer] = product_of(module, factors, alpha)
-        else:
-            found[place.layer].append((place, _piece(module, parts, alpha)))
-    both = next((layer for layer in found if layer in adapter), None)
-    if both is not None:
-        raise ValueError(f"{both} has several updates of the same rows")
-    ratio = _mlp_ratio(found)
-    adapter |= {layer: _update(layer, pieces, ratio) for layer, pieces in found.items()}
-    return dict(sorted(adapter.items(), key=_order)), ignored
-
-
-def _alpha(module: str, parts: Mapping[str, Tensor], given: float | None) -> float | None:
-    """Return alpha of ``module``; ``given`` is that in the file's metadata."""
-    if "alpha" in parts:
-        if parts["alpha"].numel() != 1:
-            raise ValueError(f"{module}.alpha is not a number")
-        given = float(parts["alpha"].item())
-    if given is not None and not math.isfinite(given):
-        raise ValueError(f"alpha of {module} is not finite")
-    return given
-
-
-def _order(item: tuple[str, object]) -> tuple[str, int, str]:
-    if is_clip(item[0]):
-        *_, number, part, layer = item[0].split(".")
-        return TEXT_ENCODER, int(number), f"{part}.{layer}"
-    blocks, number, rest = item[0].split(".", 2)
-    return blocks, int(number), rest
-
-
-def _piece(module: str, parts: Mapping[str, Tensor], alpha: float | None) -> RowBlock:
-    if not {"down", "up"} <= parts.keys():
-        raise ValueError(f"{module} has no {'down' if 'up' in parts else 'up'} matrix")
-    down, up = parts["down"], parts["up"]
-    is_product = down.dim() == up.dim() == 2 and len(down) == up.shape[1]
-    if not is_product or not down.numel() or not up.numel():
-        shapes = f"{list(down.shape)} and {list(up.shape)}"
-        raise ValueError(f"{module} has matrices of shapes {shapes}, which are no low-rank update")
-    norms = _magnitude(module, parts["magnitude"], len(up)) if "magnitude" in parts else None
-    return RowBlock(0, down, up, 1.0 if alpha is None else alpha / len(down), norms)
-
-
-def _magnitude(module: str, values: Tensor, outputs: int) -> Magnitude:
-    """Return the magnitudes of ``outputs`` rows; ValueError if ``values`` are others."""
-    if tuple(values.shape) not in ((outputs,), (outputs, 1)):
-        raise ValueError(
-            f"{module} has magnitudes (DoRA) of shape {list(values.shape)}; only those of its {outputs} rows "
-            "are read, not of columns"
-        )
-    return Magnitude(values.flatten())
-
-
-def _mlp_ratio(found: Mapping[str, list[tuple[LayerName, RowBlock]]]) -> float:
-    """Return the MLP's width over the model's, from a layer that shows it."""
-    for layer, pieces in found.items():
-        for place, piece in pieces:
-            inputs, outputs = piece.down.shape[1], len(piece.up)
-            if layer.endswith("_mlp.0") or (place.part == 3):
-                return outputs / inputs
-            if layer.endswith("linear1") and place.part is None:
-                return outputs / inputs - 3
-            if layer.endswith("linear2"):
-                return inputs / outputs - 1
-    return _MLP_RATIO
-
-
-def _update(layer: str, found: list[tuple[LayerName, RowBlock]], ratio: float) -> Update:
-    (place, piece), *others = found
-    if place.part is None:
-        if others:
-            raise ValueError(f"{layer} has several updates of the same rows")
-        return Update(len(piece.up), (piece,))
-    hidden = piece.down.shape[1]
-    mlp = round(ratio * hidden)
-    outputs = 3 * hidden + (mlp if place.num_parts == 4 else 0)
-    pieces = list[RowBlock]()
-    for place, piece in sorted(
-        found, key=lambda each: -1 if each[0].part is None else each[0].part
-    ):
-        if place.part is None or (pieces and pieces[-1].first == place.part * hidden):
-            raise ValueError(f"{layer} has several updates of the same rows")
-        first, end = part_rows(place, hidden, mlp)
-        if piece.down.shape[1] != hidden or len(piece.up) != end - first:
-            shapes = f"{list(piece.down.shape)} and {list(piece.up.shape)}"
-            raise ValueError(f"part {place.part} of {layer} has matrices of shapes {shapes}")
-        pieces.append(replace(piece, first=first))
-    return Update(outputs, tuple(pieces))
-
-
-Metadata = dict[str, str]
 _CLIP_PREFIX = f"{TEXT_ENCODER}.text_model."
 _LEGACY_OFFSET, _LEGACY_BYTES = 0x100000, 0x10000
 
@@ -409,59 +335,7 @@ def _peft_config(adapter: Adapter) -> dict[str, object]:
     return config
 
 
-def alphas_in(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return alpha of each of diffusers' modules, if the file's ``metadata`` has peft's config.
-
-    Raises ValueError if it is malformed.
-    """
-    text = metadata.get(DIFFUSERS_METADATA)
-    if text is None:
-        return {}
-    values = json.loads(text)
-    if not isinstance(values, dict):
-        raise ValueError(f"{DIFFUSERS_METADATA} is not a mapping")
-    found = dict[str, float]()
-    for model in ("transformer", TEXT_ENCODER):
-        found |= _alphas_of(model, values, tensors)
-    return found
-
-
-def _alphas_of(
-    model: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> dict[str, float]:
-    """Return alpha of the modules of ``model``; those of CLIP with its name before theirs."""
-    prefix, suffix = f"{model}.", ".lora_A.weight"
-    alpha = values.get(f"{prefix}lora_alpha")
-    pattern = values.get(f"{prefix}alpha_pattern") or {}
-    if model == "transformer":  # as peft's own file, without a model
-        alpha = values.get("lora_alpha", alpha)
-        pattern = values.get("alpha_pattern") or pattern
-    if alpha is None:
-        return {}
-    of_model = (name for name in tensors if name.endswith(suffix))
-    names = [
-        name.removesuffix(suffix) for name in of_model if is_clip(name) == (model != "transformer")
-    ]
-    return {
-        each if is_clip(each) else each.removeprefix(prefix): float(
-            _pattern_value(pattern, each.removeprefix(prefix), alpha)
-        )
-        for each in names
-    }
-
-
-def _pattern_value(pattern: Mapping[str, float], name: str, default: float) -> float:
-    """Return the value of the pattern that ``name`` ends with, or equals after a ``^``."""
-    for key, value in pattern.items():
-        plain = key.removeprefix("^")
-        if name == plain or (plain == key and name.endswith(f".{plain}")):
-            return value
-    return default
-
-
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-MAX_BYTES = 1 << 33
-"""Of a LoRA: one of rank 512 of all layers has some 5 GB."""
 
 
 @dataclass(frozen=True)
@@ -472,8 +346,26 @@ class AdapterFile:
     adapter: Adapter
     metadata: Metadata = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
-    ignored: tuple[str, ...] = ()
-    """Tensors of text encoders, but of no layer of CLIP-L: they are not read."""
+    contents: Contents = field(default_factory=Contents)
+    skips_unknown: bool = False
+    """Whether what is not known, or does not fit a model, is left out."""
+
+    @staticmethod
+    def of(path: Path, contents: Contents) -> AdapterFile:
+        """Return the file at ``path`` with ``contents``."""
+        return AdapterFile(path, contents.adapter, contents.metadata, contents.dtype, contents)
+
+    @property
+    def skipped(self) -> str:
+        """Return a sentence on the keys that are not known, "" without them."""
+        unknown = self.contents.unknown
+        text = f"{len(unknown)} unknown keys are left out: {named(unknown)}"
+        return f"{self.path}: {text}" if unknown else ""
+
+    @property
+    def ignored(self) -> list[str]:
+        """Return the names of tensors of text encoders that are not read."""
+        return self.contents.ignored
 
     @property
     def left_out(self) -> str:
@@ -486,28 +378,35 @@ class AdapterFile:
         return " and ".join(f"{count} tensors {of}" for of, count in counts.items() if count)
 
 
-def read_adapter(path: Path) -> AdapterFile:
-    """Return the contents of ``path``, in any layout; DataError if it is no LoRA of FLUX's blocks."""
-    spans = read_header(path)
-    total = sum(span.num_bytes for span in spans.values())
-    if total > MAX_BYTES:
-        raise DataError(f"{path}: {total} bytes, at most {MAX_BYTES} are read of a LoRA")
-    with open_safetensors(path, "a LoRA") as file:
-        metadata = dict(file.metadata() or {})
-    tensors = {name: read_tensor(path, span, max_bytes=None) for name, span in spans.items()}
-    try:
-        adapter, ignored = from_tensors(tensors, alphas_in(metadata, tensors))
-    except UnknownKeysError as error:
-        raise DataError(f"{path}: not a LoRA of FLUX's blocks; it has {error}") from None
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise DataError(f"{path}: not a valid LoRA ({error})") from None
-    if not adapter:
+def read_adapter(path: Path, skip_unknown: bool = False) -> AdapterFile:
+    """Return the contents of ``path``, in any dialect; DataError if it is no LoRA of FLUX's transformer.
+
+    Raises DataError for tensors that are not known too, unless ``skip_unknown`` is set.
+    """
+    spans = read_header(path, ALL_DTYPES)
+    is_of_others = not any(map(is_known, spans)) and not all(map(is_of_text_encoder, spans))
+    if is_of_others or (spans and not is_adapter(spans)):
+        raise DataError(f"{path}: {_no_lora(spans)}")
+    file = AdapterFile.of(path, read_contents(path, spans))
+    unknown, faults = file.contents.unknown, file.contents.faults
+    if unknown and not (skip_unknown and file.adapter):
+        if not file.adapter:
+            raise DataError(f"{path}: {_no_lora(spans)}")
+        keys = "key is" if len(unknown) == 1 else "keys are"
+        text = f"{len(unknown)} {keys} unknown: {named(unknown)}"
+        raise DataError(f"{path}: {text}; {SKIP} leaves them out and takes the rest")
+    if faults:
+        raise DataError(f"{path}: not a valid LoRA ({named(faults)})")
+    if not file.adapter:
         raise DataError(f"{path}: it has no LoRA of the transformer or of CLIP-L")
-    _require_finite(path, tensors)
-    counts = Counter[torch.dtype]()
-    for tensor in tensors.values():
-        counts[tensor.dtype] += tensor.numel()
-    return AdapterFile(path, adapter, metadata, counts.most_common(1)[0][0], tuple(ignored))
+    return replace(file, skips_unknown=skip_unknown)
+
+
+SKIP = "--skip-unknown"
+
+
+def _no_lora(names: Collection[str]) -> str:
+    return f"not a LoRA of FLUX's blocks; it has {named(sorted(names))}{identify(names)}"
 
 
 def write_adapter(
@@ -527,7 +426,7 @@ def write_adapter(
         tensors = to_tensors(adapter, layout, dtype)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
-    _require_finite(path, tensors)
+    require_finite(path, tensors)
     own = metadata_of(adapter, layout, path.stem, metadata or {}, is_dev)
     content = serialised(tensors, with_hashes(tensors, own))
     try:
@@ -539,56 +438,115 @@ def write_adapter(
     return len(content)
 
 
-def _require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        if not torch.isfinite(tensor).all():
-            raise DataError(
-                f"{path}: {name} is not finite in {str(tensor.dtype).removeprefix('torch.')}"
-            )
+def describe_file(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what the safetensors file ``path`` holds, whatever it is.
 
-
-_SHOWN = (
-    "modelspec.title",
-    "modelspec.architecture",
-    "ss_base_model_version",
-    "ss_sd_model_name",
-    "ss_steps",
-    "ss_learning_rate",
-    "ss_optimizer",
-)
+    Raises DataError if it is no whole safetensors file.
+    """
+    with open_safetensors(path, "a LoRA") as file:
+        metadata = dict(file.metadata() or {})
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: each.get_shape() for name, each in slices.items()}
+        types = Counter(each.get_dtype() for each in slices.values())
+    kind, reason = kind_of_file(shapes), ""
+    num_known = sum(map(is_known, shapes))
+    if is_adapter(shapes) and 2 * num_known >= len(shapes) - sum(map(is_of_text_encoder, shapes)):
+        try:
+            own = AdapterFile.of(path, read_contents(path, read_header(path, ALL_DTYPES)))
+        except DataError as error:
+            reason = str(error).removeprefix(f"{path}: ")
+        else:
+            if own.adapter:
+                yield from describe(own)
+                return
+            reason = named(own.contents.faults)
+    if shapes and all(map(is_of_text_encoder, shapes)):
+        kind = Kind("a LoRA of text encoders alone")
+    yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
+    yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
+    if num_known:
+        yield "known", f"{num_known} of them are named as FLUX.1's"
+    yield "data type", _counted(Counter(types), "tensors")
+    yield "parameters", f"{sum(map(math.prod, shapes.values())):,}"
+    if reason:
+        yield "damaged", reason
+    yield from of_metadata(metadata)
+    yield "use", kind.use.removesuffix(" takes") if kind and not reason else "none here"
 
 
 def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
-    """Yield names and values: layers, ranks, scales, parameters, the largest update, metadata."""
-    updates = low_rank(file.adapter).values()
+    """Yield names and values: dialect, layers, ranks, the largest update, metadata, and what can be done."""
+    adapter, contents = file.adapter, file.contents
+    updates = low_rank(adapter).values()
     pieces = [piece for update in updates for piece in update.pieces]
-    products = [each for each in file.adapter.values() if isinstance(each, Product)]
-    blocks = Counter(layer.partition(".")[0] for layer in file.adapter)
+    whole = [each for each in adapter.values() if isinstance(each, Patches)]
+    matrices = [each for each in adapter.values() if isinstance(each, Matrix)]
+    matrices += [p.matrix for each in whole for p in each.patches if isinstance(p.matrix, Matrix)]
+    pieces += [
+        p
+        for each in whole
+        for m in each.patches
+        if isinstance(m.matrix, Update)
+        for p in m.matrix.pieces
+    ]
+    blocks = Counter(layer.partition(".")[0] for layer in adapter)
+    if contents.dialects:
+        yield "dialect", dialect(contents)
+    yield "holds", _counted(Counter(map(kind_of, adapter.values())), "layers")
     yield "layers", ", ".join(f"{count} of {name}" for name, count in sorted(blocks.items()))
+    products = sum(isinstance(each, Product) for each in matrices)
     if products:
-        yield "products", f"{len(products)} layers have a Kronecker product (LoKr)"
-    decomposed = sum(update.is_dora for update in updates)
+        yield "products", f"{products} layers have a Kronecker product (LoKr)"
+    decomposed = sum(is_dora({layer: each}) for layer, each in adapter.items())
     if decomposed:
-        yield "magnitudes", f"{decomposed} layers have norms of their rows (DoRA)"
+        has_columns = any(
+            p.magnitude and p.magnitude.is_of_columns for each in whole for p in each.patches
+        )
+        yield (
+            "magnitudes",
+            f"{decomposed} layers have norms of their {'columns' if has_columns else 'rows'} (DoRA)",
+        )
     split = sum(len(update.pieces) > 1 for update in updates)
+    split += sum(len(each.patches) > 1 for each in whole)
     if split:
         yield "split", f"{split} layers have an adapter for each of their parts"
-    matrices: list[RowBlock | Product] = [*pieces, *products]
-    yield "rank", _counted(Counter(str(each.rank or "full") for each in matrices))
-    yield "alpha / rank", _counted(Counter(f"{each.scale:g}" for each in matrices))
+    both: list[RowBlock | Matrix] = [*pieces, *matrices]
+    if both:
+        yield "rank", _counted(Counter(str(each.rank or "full") for each in both))
+        yield "alpha / rank", _counted(Counter(f"{each.scale:g}" for each in both))
     yield "data type", str(file.dtype).removeprefix("torch.")
-    yield "parameters", f"{num_parameters(file.adapter.values()):,}"
-    norms = {layer: update.norm() for layer, update in file.adapter.items()}
+    yield "parameters", f"{num_parameters(adapter.values()):,}"
+    norms = {layer: update.norm() for layer, update in adapter.items()}
     layer = max(norms, key=norms.__getitem__)
     yield "largest norm", f"{norms[layer]:.4g} of {layer}"
     if file.left_out:
         yield "left out", file.left_out
-    for key in _SHOWN:
-        if key in file.metadata:
-            yield key.rpartition(".")[2].removeprefix("ss_"), file.metadata[key]
+    for name, items in (("unknown", contents.unknown), ("damaged", contents.faults)):
+        if items:
+            yield name, f"{len(items)}: {named(items)}"
+    if not all(map(is_clip, adapter)):
+        yield "base model", base_of(adapter)
+    yield from of_metadata(file.metadata)
+    yield "use", _uses(file)
 
 
-def _counted(counts: Counter[str]) -> str:
+def _uses(file: AdapterFile) -> str:
+    """Return the commands that take the layers of ``file``, and the layouts that have a place for them."""
+    if file.contents.faults:
+        return "none: it is damaged"
+    layouts = []
+    for layout in LAYOUTS:
+        try:
+            all(True for item in file.adapter.items() for _ in _named(*item, layout))
+        except ValueError:
+            continue
+        layouts.append(layout)
+    known = [f"convert to {', '.join(layouts)}"] if layouts else []
+    known += ["merge", "sample"] + ["resize"] * (not is_dora(file.adapter))
+    return ", ".join(known) + (f", with {SKIP}" if file.contents.unknown else "")
+
+
+def _counted(counts: Counter[str], of: str = "matrices") -> str:
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{value} ({count} matrices)" for value, count in counts.most_common())
+    return ", ".join(f"{value} ({count} {of})" for value, count in counts.most_common())

@@ -7,11 +7,11 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile
-from fluxtrain.adapter.updates import Adapter, RowBlock, Update
+from fluxtrain.adapter.reading import named
+from fluxtrain.adapter.updates import Adapter, AnyUpdate, Vector, truncated
 from fluxtrain.encode.clip import with_prefix
 from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
@@ -32,13 +32,21 @@ class MergedWeights:
         """Add each adapter's updates times its strength; DataError if one is of another model."""
         self.path, self.model, self.shapes = base.path, base.model, base.shapes
         self.base, self.adapters = base, adapters
+        self.skipped = [text for file, _ in adapters if (text := file.skipped)]
         for file, _ in adapters:
-            of_model = ((n, each) for n, each in file.adapter.items() if not is_clip(n))
-            for layer, update in of_model:
-                shape, own = self.shapes.get(f"{layer}.weight"), (update.outputs, update.inputs)
-                if shape != own:
-                    has = f"is {list(shape)}" if shape else "does not exist"
-                    raise DataError(f"{file.path}: {layer} is {list(own)}; in {base.path} it {has}")
+            misfits = []
+            for layer, update in file.adapter.items():
+                shape, own = self.shapes.get(tensor_name(layer, update)), shape_of(update)
+                if is_clip(layer) or shape == own:
+                    continue
+                has = f"is {list(shape)}" if shape else "does not exist"
+                misfits.append(f"{layer} is {list(own)}; in {base.path} it {has}")
+            if misfits and not file.skips_unknown:
+                raise DataError(f"{file.path}: {named(misfits, 1)}")
+            if misfits:
+                self.skipped.append(
+                    f"{file.path}: {len(misfits)} layers left out: {named(misfits)}"
+                )
 
     def verify(self, world: World, alive: Alive) -> None:
         """Verify the base."""
@@ -49,16 +57,29 @@ class MergedWeights:
         for name, tensor in self.base.read(names):
             layer = name.removesuffix(".weight")
             updates = [
-                (file.adapter[layer], strength)
+                (update, strength)
                 for file, strength in self.adapters
-                if layer in file.adapter
+                for key in {layer, name}
+                if (update := file.adapter.get(key)) is not None
+                and tensor_name(key, update) == name
+                and shape_of(update) == self.shapes[name]
             ]
-            if updates and layer != name:
+            if updates:
                 total = tensor.float()
                 for update, strength in updates:
                     total = torch.add(total, update.change(total), alpha=strength)
                 tensor = total
             yield name, tensor
+
+
+def tensor_name(layer: str, update: AnyUpdate) -> str:
+    """Return the name of the tensor that ``update`` of ``layer`` changes."""
+    return layer if isinstance(update, Vector) else f"{layer}.weight"
+
+
+def shape_of(update: AnyUpdate) -> tuple[int, ...]:
+    """Return the shape of the tensor that ``update`` changes."""
+    return (update.outputs,) if update.inputs is None else (update.outputs, update.inputs)
 
 
 Added = Sequence[tuple[AdapterFile, float]]
@@ -71,6 +92,13 @@ def clip_adapters(weights: Weights | None) -> list[tuple[AdapterFile, float]]:
         return []
     own = [pair for pair in weights.adapters if any(map(is_clip, pair[0].adapter))]
     return [*clip_adapters(weights.base), *own]
+
+
+def skipped(weights: Weights | None) -> list[str]:
+    """Return a sentence on each adapter of ``weights`` of which something is left out as unknown."""
+    if not isinstance(weights, MergedWeights):
+        return []
+    return [*skipped(weights.base), *weights.skipped]
 
 
 def left_out(weights: Weights) -> str:
@@ -112,11 +140,6 @@ def updated(clip: TextModel, added: Added) -> TextModel:
     return replace(clip, encoder=encoder)
 
 
-_EXTRA = 16
-"""Columns beyond the rank with which the largest singular vectors are found."""
-_ITERATIONS = 4
-
-
 @dataclass(frozen=True)
 class Extracted:
     """An adapter, and how much of the difference it holds."""
@@ -150,22 +173,10 @@ def extract(
             left_out += not torch.equal(after.to(before.dtype), before)
             continue
         difference = after.float() - before.float()
-        update = _truncated(difference, rank)
+        update = truncated(difference, rank)
         adapter[name.removesuffix(".weight")] = update
         squares += difference.square().sum().item()
         rest += (difference - update.delta()).square().sum().item()
     if not adapter:
         raise DataError(f"{tuned.path}: the blocks' linear layers are those of {base.path}")
     return Extracted(adapter, 1 - rest / squares, left_out)
-
-
-def _truncated(difference: Float[Tensor, "out in"], rank: int) -> Update:
-    """Return the update with the largest singular values; the same in each call."""
-    count = min(rank + _EXTRA, *difference.shape)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        left, values, right = torch.svd_lowrank(difference, q=count, niter=_ITERATIONS)
-    kept = min(rank, len(values))
-    root = values[:kept].sqrt()
-    down, up = (right[:, :kept] * root).T.contiguous(), left[:, :kept] * root
-    return Update(len(difference), (RowBlock(0, down, up, 1.0),))

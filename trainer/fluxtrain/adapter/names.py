@@ -1,4 +1,4 @@
-"""How other tools name the layers of the blocks: each layer of ours, and parts of its rows."""
+"""How other tools name the layers of the model: each layer of ours, and parts of its rows."""
 
 from __future__ import annotations
 
@@ -8,15 +8,29 @@ from functools import cache
 from typing import NamedTuple
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.layers import TEXT_ENCODER, clip_linear_layers, is_clip, linear_layers
+from fluxtrain.model.layers import BLOCKS, TEXT_ENCODER, clip_linear_layers, entries, is_clip
 
-KOHYA, BFL, DIFFUSERS, ONETRAINER = (
-    "lora_unet_",
-    "diffusion_model.",
-    "transformer.",
-    "lora_transformer_",
-)
+KOHYA, BFL, DIFFUSERS = ("lora_unet_", "diffusion_model.", "transformer.")
 """Prefixes of the layouts' keys."""
+PREFIXES = {
+    KOHYA: "kohya's sd-scripts",
+    "lora_transformer_": "OneTrainer",
+    "lora_prior_unet_": "ComfyUI",
+    "lora_flux_": "kohya's sd-scripts",
+    "lycoris_": "LyCORIS, as SimpleTuner uses it",
+    "model.diffusion_model.": "ComfyUI's checkpoints",
+    BFL: "ComfyUI, ai-toolkit",
+    DIFFUSERS: "diffusers, ai-toolkit, SimpleTuner",
+    "base_model.model.": "peft",
+    "unet.": "diffusers' older scripts",
+    "pipe.dit.": "DiffSynth",
+    "dit.": "DiffSynth",
+    "model.": "a wrapped model",
+    "module.": "a wrapped model",
+    "_orig_mod.": "a compiled model",
+    "_fsdp_wrapped_module.": "a sharded model",
+}
+"""Prefixes of files in public, which may follow one another, and who writes them."""
 KOHYA_CLIP, BARE_CLIP, COMFY_CLIP = "lora_te1_", "lora_te_", "text_encoders.clip_l.transformer."
 """Other tools' prefixes of CLIP's layers: kohya's and OneTrainer's, theirs for a single text encoder, and the
 names of ComfyUI's own model. Elsewhere it is diffusers', which is ours."""
@@ -26,8 +40,41 @@ _BLOCK = re.compile(
 )
 _HIDDEN = 64
 _ONE_OF_EACH = ModelConfig(
-    hidden_size=_HIDDEN, num_heads=1, axes_dim=(16, 24, 24), depth=1, depth_single_blocks=1
+    hidden_size=_HIDDEN,
+    num_heads=1,
+    axes_dim=(16, 24, 24),
+    depth=1,
+    depth_single_blocks=1,
+    guidance_embed=True,
 )
+_NAME = r"(?:\.[\w-]+)??"
+_KIND = re.compile(
+    r"^(?P<module>.+?)(?:[._]lora(?:_linear_layer)?)?\.(?:"
+    rf"(?P<bias>lora_(?:up|B){_NAME}\.bias|diff_b|b_norm)"
+    rf"|(?P<down>lora_(?:down|A){_NAME}(?:\.weight)?|down\.weight)"
+    rf"|(?P<up>lora_(?:up|B){_NAME}(?:\.weight)?|up\.weight)"
+    rf"|(?P<magnitude>dora_scale|lora_magnitude_vector{_NAME}(?:\.weight)?)"
+    r"|(?P<alpha>alpha)|(?P<diff>diff|w_norm)|(?P<new>set_weight)|(?P<shape>reshape_weight)"
+    r"|(?P<lycoris>(?:lokr_w[12](?:_[ab])?|hada_w[12]_[ab])))$"
+)
+_NORM = re.compile(
+    r"^(?P<module>.+(?:query_norm|key_norm|norm_q|norm_k|norm_added_[qk]))\.(weight|scale)$"
+)
+"""Values of norms, which control LoRAs have as they are."""
+_ALIASES = {
+    "double_blocks.0.qkv_lora1": ("double_blocks.0.img_attn.qkv", None, 1),
+    "double_blocks.0.qkv_lora2": ("double_blocks.0.txt_attn.qkv", None, 1),
+    "double_blocks.0.proj_lora1": ("double_blocks.0.img_attn.proj", None, 1),
+    "double_blocks.0.proj_lora2": ("double_blocks.0.txt_attn.proj", None, 1),
+    "single_blocks.0.qkv": ("single_blocks.0.linear1", 0, 3),
+    "single_blocks.0.linear1_qkv": ("single_blocks.0.linear1", 0, 3),
+    "single_blocks.0.proj": ("single_blocks.0.linear2", None, 1),
+    "single_transformer_blocks.0.attn.to_qkv": ("single_blocks.0.linear1", 0, 3),
+    "transformer_blocks.0.attn.to_qkv": ("double_blocks.0.img_attn.qkv", None, 1),
+    "transformer_blocks.0.attn.to_added_qkv": ("double_blocks.0.txt_attn.qkv", None, 1),
+    "transformer_blocks.0.attn.to_out": ("double_blocks.0.img_attn.proj", None, 1),
+}
+"""Names of xlabs and of fused projections: the layer, its first part, and the number of parts."""
 
 
 class LayerName(NamedTuple):
@@ -36,15 +83,45 @@ class LayerName(NamedTuple):
     layer: str
     part: int | None
     num_parts: int
+    span: int = 1
+    """Number of parts from ``part`` on."""
+    is_swapped: bool = False
+    """Whether diffusers has the halves of its rows the other way round."""
+    is_of_diffusers: bool = False
+    """Whether the name is diffusers' one of the layer."""
+    dialect: str = ""
+    """Prefix of the name."""
+
+    @property
+    def is_norm(self) -> bool:
+        """Return whether it has a scale, and no matrix."""
+        return self.layer.endswith("_norm")
+
+
+def kind_of_key(name: str) -> tuple[str, str] | None:
+    """Return the module of tensor ``name`` of an adapter, and what of it the tensor is; None if unknown."""
+    key = _KIND.match(name)
+    if key is None:
+        norm = _NORM.match(name)
+        return None if norm is None else (norm["module"], "new")
+    kind = key.lastgroup or ""
+    return key["module"], key["lycoris"] if kind == "lycoris" else kind
 
 
 def part_names(layer: str) -> tuple[str, ...]:
     """Return diffusers' names of the parts of ``layer``, in the order of its rows."""
     if is_clip(layer):
         return (layer,)
+    if not layer.startswith(BLOCKS):
+        return _parts()[layer][0]
     block, number, rest = layer.split(".", 2)
-    parts = _parts()[f"{block}.0.{rest}"]
+    parts, _ = _parts()[f"{block}.0.{rest}"]
     return tuple(re.sub(r"\.0\.", f".{number}.", part, count=1) for part in parts)
+
+
+def is_swapped(layer: str) -> bool:
+    """Return whether diffusers has the halves of the rows of ``layer`` the other way round."""
+    return layer in _parts() and _parts()[layer][1]
 
 
 def diffusers_key(part: str) -> str:
@@ -81,13 +158,30 @@ def find_clip(module: str) -> LayerName | None:
 
 
 def find(module: str) -> LayerName | None:
-    """Return the place of ``module``, named in any layout without its prefix; None if it is none of ours."""
+    """Return the place of ``module``, of any dialect, in the model or in CLIP; None if it is none of ours."""
+    place, bare = find_clip(module), module
+    while place is None:
+        place = _find_bare(bare.replace(".processor.", "."))
+        if place is None:
+            prefix = next((each for each in PREFIXES if bare.startswith(each)), None)
+            if prefix is None:
+                return None
+            bare = bare.removeprefix(prefix)
+    return place._replace(dialect=module.removesuffix(bare))
+
+
+def without_prefix(module: str) -> str:
+    """Return ``module`` without the prefixes of its dialect."""
+    place = find(module)
+    return module if place is None else module.removeprefix(place.dialect)
+
+
+def _find_bare(module: str) -> LayerName | None:
     block = _BLOCK.match(module)
     if block is None:
-        return None
+        return _places().get(module)
     start, separator, number = block.groups()
-    template = f"{start}{separator}0{separator}{module[block.end() :]}"
-    place = _places().get(template)
+    place = _places().get(f"{start}{separator}0{separator}{module[block.end() :]}")
     if place is None:
         return None
     kind, _, rest = place.layer.partition(".0.")
@@ -101,14 +195,22 @@ def part_rows(place: LayerName, hidden: int, mlp: int) -> tuple[int, int]:
     single blocks the MLP.
     """
     assert place.part is not None
-    first = place.part * hidden
-    return first, first + (mlp if place.part == 3 else hidden)
+    last = place.part + place.span - 1
+    return place.part * hidden, last * hidden + (mlp if last == 3 else hidden)
 
 
 @cache
-def _parts() -> dict[str, tuple[str, ...]]:
-    layers = linear_layers(_ONE_OF_EACH)
-    return {layer: tuple(name for name, _ in parts) for layer, (_, parts) in layers.items()}
+def _parts() -> dict[str, tuple[tuple[str, ...], bool]]:
+    """Return diffusers' names of the parts of each layer and norm, and whether its halves are swapped."""
+    found = {}
+    for entry in entries(_ONE_OF_EACH):
+        name, _, kind = entry.name.rpartition(".")
+        if kind != "bias":
+            found[name] = (
+                tuple(part.removesuffix(".weight") for part, _ in entry.parts),
+                entry.swapped,
+            )
+    return found
 
 
 @cache
@@ -122,10 +224,14 @@ def _clip_layers() -> dict[str, str]:
 def _places() -> dict[str, LayerName]:
     spellings: list[Callable[[str], str]] = [str, lambda name: name.replace(".", "_")]
     places = {}
-    for layer, parts in _parts().items():
+    for layer, (parts, swapped) in _parts().items():
         count = len(parts)
         for spell in spellings:
-            places[spell(layer)] = LayerName(layer, None, count)
             for index, part in enumerate(parts):
-                places[spell(part)] = LayerName(layer, index if count > 1 else None, count)
+                own = index if count > 1 else None
+                places[spell(part)] = LayerName(layer, own, count, 1, swapped, True)
+            places[spell(layer)] = LayerName(layer, None, count)
+    for name, (layer, first, span) in _ALIASES.items():
+        for spell in spellings:
+            places[spell(name)] = LayerName(layer, first, len(_parts()[layer][0]), span)
     return places

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
+from fluxtrain.adapter.reading import named
 from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
-from fluxtrain.adapter.updates import AnyUpdate, Product, RowBlock, Update
+from fluxtrain.adapter.updates import AnyUpdate, Product, RowBlock, Update, kind_of
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
@@ -22,13 +23,13 @@ from fluxtrain.state.run_state import DONE, latest, read_config, read_state
 from fluxtrain.weights.reader import Weights, open_weights, require_complete
 
 
-def open_adapter(source: Path) -> AdapterFile:
-    """Return the adapter in ``source``: a LoRA file of any layout, a run or a checkpoint of adapters.
+def open_adapter(source: Path, skip_unknown: bool = False) -> AdapterFile:
+    """Return the adapter in ``source``: a LoRA file of any dialect, a run or a checkpoint of adapters.
 
-    Raises DataError if it is none of these.
+    Raises DataError if it is none of these, or has keys that are not known, unless ``skip_unknown`` is set.
     """
     if not source.is_dir():
-        return read_adapter(source)
+        return read_adapter(source, skip_unknown)
     adapter, config = read_checkpoint(source)
     step = read_state(latest(source / CHECKPOINTS_FOLDER) or source).step
     return AdapterFile(source, adapter, run_metadata(config, step))
@@ -65,7 +66,8 @@ def model_of(config: RunConfig, models_root: Path) -> Weights | None:
         return None
     weights = open_model(models_root / config.initial_weights, models_root)
     added = [
-        (open_adapter(models_root / each.path), each.strength) for each in config.added_adapters
+        (open_adapter(models_root / each.path, each.skip_unknown), each.strength)
+        for each in config.added_adapters
     ]
     if added:
         weights = MergedWeights(weights, added)
@@ -84,20 +86,27 @@ def initial_parameters(
     if config.adapter is None or config.adapter.initial is None:
         return {}
     path = models_root / config.adapter.initial
-    found = open_adapter(path).adapter
+    skip = config.adapter.skip_unknown
+    file = open_adapter(path, skip)
+    found = file.adapter
+    if text := file.skipped:
+        tell(text)
     if config.adapter.clip is None and (clip := list(filter(is_clip, found))):
         tell(f"{path}: {len(clip)} layers of CLIP-L are left out; adapter.clip trains them on")
         found = {name: update for name, update in found.items() if not is_clip(name)}
     layers = {layer.name: layer for layer in adapted_layers(config.model, config.adapter)}
     others = [name for name in found if name not in layers]
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if others and not skip:
         raise DataError(
-            f"{path}: it adapts {others[0]}{more}, to which spec.run.adapter gives no adapter"
+            f"{path}: it adapts {named(others, 1)}, to which spec.run.adapter gives no adapter; "
+            "adapter.skip_unknown leaves such layers out"
         )
+    if others:
+        tell(f"{path}: {len(others)} layers are left out: {named(others)}")
+        found = {name: update for name, update in found.items() if name in layers}
     parameters = dict[str, Tensor]()
     for name, update in found.items():
-        if layers[name].kronecker is not None or isinstance(update, Product):
+        if layers[name].kronecker is not None or not isinstance(update, Update):
             parameters |= _same_product(layers[name], update, path)
             continue
         down, up = _fitted(layers[name], update, path, config.drawn_seed)
@@ -121,7 +130,7 @@ def _magnitudes(layer: AdaptedLayer, update: Update, path: Path) -> dict[str, Te
 
 
 def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:
-    has = "a low-rank update"
+    has = "a low-rank update" if isinstance(update, Update) else kind_of(update)
     if isinstance(update, Product):
         shapes = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
         if shapes == layer.shapes:

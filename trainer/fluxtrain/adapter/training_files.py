@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.file import DTYPES, Metadata, architecture, write_adapter
+from fluxtrain.adapter.file import DTYPES, architecture, write_adapter
+from fluxtrain.adapter.reading import Metadata
 from fluxtrain.adapter.updates import Adapter, AnyUpdate, Magnitude, Product, RowBlock, Update
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CHECKPOINTS_FOLDER

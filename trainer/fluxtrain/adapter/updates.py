@@ -1,9 +1,9 @@
-"""The updates of an adapter's layers: low-rank ones and Kronecker products."""
+"""The updates of an adapter's layers: low-rank ones, LyCORIS' other kinds, and those of biases and norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,16 +13,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Magnitude:
-    """The norms that DoRA gives the rows of the updated weight."""
+    """The norms that DoRA gives the rows of the updated weight, or its columns."""
 
     values: Float[Tensor, " rows"]
     is_change: bool = False
     """Whether they are changes of the norms of the weight's own rows, as in checkpoints."""
+    is_of_columns: bool = False
+    """Whether each is of a column, as in LyCORIS' older files."""
 
     def of(self, weight: Float[Tensor, "rows in"]) -> Float[Tensor, " rows"]:
         """Return the norms, in float32, if ``weight`` is the one that is updated."""
         values = self.values.float()
         return values + weight.float().norm(dim=1) if self.is_change else values
+
+    def applied(
+        self, weight: Float[Tensor, "rows in"], delta: Float[Tensor, "rows in"]
+    ) -> Float[Tensor, "rows in"]:
+        """Return what is added to ``weight`` if its sum with ``delta`` gets these norms, in float32."""
+        total, axis = weight.float() + delta, 0 if self.is_of_columns else 1
+        norms = total.norm(dim=axis).clamp(min=torch.finfo(torch.float32).tiny)
+        factors: Tensor = self.of(weight) / norms
+        return factors.unsqueeze(axis) * total - weight.float()
 
     def rows(self, first: int, end: int) -> Magnitude:
         """Return the norms of the rows ``first`` to ``end`` of these."""
@@ -61,6 +72,12 @@ class RowBlock:
         norms = None if self.magnitude is None else self.magnitude.rows(begin, last)
         return replace(self, first=first, up=self.up[begin:last], magnitude=norms)
 
+    def swapped(self) -> RowBlock:
+        """Return the update with the halves of its rows swapped."""
+        norms = self.magnitude
+        norms = norms and replace(norms, values=swapped(norms.values))
+        return replace(self, up=swapped(self.up), magnitude=norms)
+
     def product(self) -> Float[Tensor, "rows in"]:
         """Return the update in float32."""
         return self.scale * (self.up.float() @ self.down.float())
@@ -69,10 +86,7 @@ class RowBlock:
         """Return what the update adds to ``weight``, the piece's rows of it, in float32."""
         if self.magnitude is None:
             return self.product()
-        total = weight.float() + self.product()
-        norms = total.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
-        factors: Tensor = self.magnitude.of(weight) / norms
-        return factors[:, None] * total - weight.float()
+        return self.magnitude.applied(weight, self.product())
 
 
 @dataclass(frozen=True)
@@ -176,13 +190,33 @@ class Update:
         return Update(self.outputs, (RowBlock(0, down, up, 1.0),))
 
 
+class _Dense:
+    """An update that is computed whole."""
+
+    def delta(self) -> Float[Tensor, "out in"]:
+        """Return what the update adds to the layer's weight, in float32."""
+        raise NotImplementedError
+
+    def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """Return what the update adds to ``weight``, whatever that is."""
+        return self.delta()
+
+    def norm(self) -> float:
+        """Return the L2 norm of the update."""
+        return float(self.delta().norm().item())
+
+    def resized(self, rank: int) -> Update:
+        """Return the low-rank update of ``rank`` or less with the largest singular values; scale 1."""
+        return truncated(self.delta(), rank)
+
+
 FACTORS = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
 """LyCORIS' names of the tensors; w1 is ``w1_a`` times ``w1_b`` where it is of low rank, and so is w2."""
 
 
 @dataclass(frozen=True)
-class Product:
-    """The update of a layer's weight: scale × w1 ⊗ w2."""
+class Product(_Dense):
+    """The update of a layer's weight: scale × w1 ⊗ w2 (LoKr)."""
 
     tensors: Mapping[str, Tensor]
     """By LyCORIS' names."""
@@ -232,10 +266,6 @@ class Product:
             sizes *= self.tensors[name if name in self.tensors else low].shape[dim]
         return sizes
 
-    def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
-        """Return what the update adds to ``weight``, whatever that is."""
-        return self.delta()
-
     def delta(self) -> Float[Tensor, "out in"]:
         """Return what the update adds to the layer's weight, in float32."""
         return torch.kron(self.first, self.second) * self.scale
@@ -262,6 +292,191 @@ class Product:
         return Update(self.outputs, (RowBlock(0, down, up, 1.0),))
 
 
+HADAMARD_FACTORS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+"""LyCORIS' names of the matrices of LoHa."""
+DIFFERENCE = "diff"
+"""LyCORIS' name of a whole update."""
+
+
+@dataclass(frozen=True)
+class Hadamard(_Dense):
+    """The update of a layer's weight: scale × (w1_a w1_b) ⊙ (w2_a w2_b), values times values (LoHa)."""
+
+    tensors: Mapping[str, Tensor]
+    """By LyCORIS' names."""
+    scale: float
+    """alpha / rank."""
+
+    @property
+    def rank(self) -> int:
+        """Return the rank of each of both products; that of the update may be its square."""
+        return len(self.tensors["hada_w1_b"])
+
+    @property
+    def alpha(self) -> float:
+        """Return alpha, as LyCORIS writes it."""
+        return self.scale * self.rank
+
+    @property
+    def outputs(self) -> int:
+        """Return the rows of the layer's weight."""
+        return len(self.tensors["hada_w1_a"])
+
+    @property
+    def inputs(self) -> int:
+        """Return the width of the layer's inputs."""
+        return self.tensors["hada_w1_b"].shape[1]
+
+    def delta(self) -> Float[Tensor, "out in"]:
+        """Return what the update adds to the layer's weight, in float32."""
+        one, two, three, four = (self.tensors[name].float() for name in HADAMARD_FACTORS)
+        return self.scale * ((one @ two) * (three @ four))
+
+
+@dataclass(frozen=True)
+class Difference(_Dense):
+    """The update of a layer's weight as it is."""
+
+    tensors: Mapping[str, Tensor]
+    """By LyCORIS' name."""
+    scale = 1.0
+    rank = None
+    alpha = None
+
+    @property
+    def outputs(self) -> int:
+        """Return the rows of the layer's weight."""
+        return len(self.tensors[DIFFERENCE])
+
+    @property
+    def inputs(self) -> int:
+        """Return the width of the layer's inputs."""
+        return self.tensors[DIFFERENCE].shape[1]
+
+    def delta(self) -> Float[Tensor, "out in"]:
+        """Return what the update adds to the layer's weight, in float32."""
+        return self.tensors[DIFFERENCE].float()
+
+
+Matrix = Product | Hadamard | Difference
+"""LyCORIS' updates that are not of low rank."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """The update of some rows of a layer's weight, from ``first`` on."""
+
+    first: int
+    matrix: Matrix | Update
+    magnitude: Magnitude | None = None
+    is_swapped: bool = False
+    """Whether the halves of the rows are swapped, as in diffusers' last modulation."""
+
+    @property
+    def end(self) -> int:
+        """Return the row after the last one."""
+        return self.first + self.matrix.outputs
+
+    def delta(self) -> Float[Tensor, "rows in"]:
+        """Return the update without magnitudes, in float32."""
+        delta = self.matrix.delta()
+        return swapped(delta) if self.is_swapped else delta
+
+    def change(self, weight: Float[Tensor, "rows in"]) -> Float[Tensor, "rows in"]:
+        """Return what the update adds to ``weight``, the patch's rows of it, in float32."""
+        delta = self.delta()
+        return delta if self.magnitude is None else self.magnitude.applied(weight, delta)
+
+
+@dataclass(frozen=True)
+class Patches(_Dense):
+    """The update of a layer of ``outputs`` rows by patches that do not overlap, in order."""
+
+    outputs: int
+    patches: tuple[Patch, ...]
+
+    @property
+    def inputs(self) -> int:
+        """Return the width of the layer's inputs."""
+        return self.patches[0].matrix.inputs
+
+    @property
+    def is_dora(self) -> bool:
+        """Return whether some rows or columns have magnitudes."""
+        return any(patch.magnitude is not None for patch in self.patches)
+
+    def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """Return what the update adds to ``weight``, that of the layer, in float32."""
+        change = torch.zeros(self.outputs, self.inputs)
+        for patch in self.patches:
+            change[patch.first : patch.end] = patch.change(weight[patch.first : patch.end])
+        return change
+
+    def delta(self) -> Float[Tensor, "out in"]:
+        """Return the update without magnitudes, in float32."""
+        delta = torch.zeros(self.outputs, self.inputs)
+        for patch in self.patches:
+            delta[patch.first : patch.end] = patch.delta()
+        return delta
+
+    def norm(self) -> float:
+        """Return the L2 norm of the update without magnitudes."""
+        return math.hypot(*(patch.matrix.norm() for patch in self.patches))
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The update of a bias, or of the scale of a norm."""
+
+    values: Float[Tensor, " out"]
+    is_new: bool = False
+    """Whether these are the new values, instead of their change."""
+    inputs = None
+
+    @property
+    def outputs(self) -> int:
+        """Return the number of values."""
+        return len(self.values)
+
+    def change(self, weight: Float[Tensor, " out"]) -> Float[Tensor, " out"]:
+        """Return what the update adds to ``weight``, in float32."""
+        return self.values.float() - weight.float() if self.is_new else self.values.float()
+
+    def delta(self) -> Float[Tensor, " out"]:
+        """Return what the update adds; nothing is known of it if the values are new."""
+        return torch.zeros(self.outputs) if self.is_new else self.values.float()
+
+    def norm(self) -> float:
+        """Return the L2 norm of what the update adds."""
+        return float(self.delta().norm().item())
+
+    def resized(self, rank: int) -> Vector:
+        """Return the same update, which has no rank."""
+        return self
+
+
+def swapped(rows: Tensor) -> Tensor:
+    """Return ``rows`` with their halves swapped."""
+    return torch.cat(rows.chunk(2)[::-1])
+
+
+_EXTRA = 16
+"""Columns beyond the rank with which the largest singular vectors are found."""
+_ITERATIONS = 4
+
+
+def truncated(difference: Float[Tensor, "out in"], rank: int) -> Update:
+    """Return the update with the largest singular values; the same in each call."""
+    count = min(rank + _EXTRA, *difference.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        left, values, right = torch.svd_lowrank(difference, q=count, niter=_ITERATIONS)
+    kept = min(rank, len(values))
+    root = values[:kept].sqrt()
+    down, up = (right[:, :kept] * root).T.contiguous(), left[:, :kept] * root
+    return Update(len(difference), (RowBlock(0, down, up, 1.0),))
+
+
 def product_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) -> Product:
     """Return the update with ``tensors`` by LyCORIS' names; ValueError if they do not fit.
 
@@ -284,27 +499,66 @@ def product_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) 
     return Product(tensors, 1.0 if alpha is None or rank is None else alpha / rank)
 
 
-AnyUpdate = Update | Product
+def hadamard_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) -> Hadamard:
+    """Return the update with ``tensors`` by LyCORIS' names; ValueError if they do not fit."""
+    missing = [name for name in HADAMARD_FACTORS if name not in tensors]
+    if missing:
+        raise ValueError(f"{module} has no {missing[0]}")
+    shapes = [tuple(tensors[name].shape) for name in HADAMARD_FACTORS]
+    if any(len(shape) != 2 or 0 in shape for shape in shapes):
+        raise ValueError(f"{module} has a factor that is no matrix")
+    (rows, rank), (rank_, columns), *_ = shapes
+    if rank != rank_ or shapes[2:] != [(rows, rank), (rank, columns)]:
+        raise ValueError(f"{module} has matrices of shapes {shapes}, which have no product")
+    return Hadamard(tensors, 1.0 if alpha is None else alpha / rank)
+
+
+AnyUpdate = Update | Matrix | Patches | Vector
 Adapter = dict[str, AnyUpdate]
-"""The updates by the layers' names in BFL's layout: ``double_blocks.0.img_attn.qkv``."""
+"""The updates by the layers' names in BFL's layout, ``double_blocks.0.img_attn.qkv``; those of biases and
+norms by the tensors' names, ``double_blocks.0.img_attn.qkv.bias``."""
+
+
+def kind_of(update: AnyUpdate) -> str:
+    """Return the name of the algorithm of ``update``."""
+    if isinstance(update, Patches):
+        kinds = {kind_of(patch.matrix): None for patch in update.patches}
+        return " and ".join(kinds) + (" with magnitudes (DoRA)" if update.is_dora else "")
+    if isinstance(update, Update):
+        return "LoRA with magnitudes (DoRA)" if update.is_dora else "LoRA"
+    names: dict[type, str] = {
+        Product: "Kronecker products (LoKr)",
+        Hadamard: "Hadamard products (LoHa)",
+        Difference: "whole differences",
+    }
+    return names.get(type(update), "values of biases and norms")
 
 
 def num_parameters(updates: Iterable[AnyUpdate]) -> int:
     """Return the number of values in the matrices of ``updates``."""
-    count = 0
-    for update in updates:
-        if isinstance(update, Product):
-            count += sum(tensor.numel() for tensor in update.tensors.values())
-        else:
-            for piece in update.pieces:
-                norms = 0 if piece.magnitude is None else piece.magnitude.values.numel()
-                count += piece.down.numel() + piece.up.numel() + norms
-    return count
+    return sum(tensor.numel() for update in updates for tensor in _tensors(update))
+
+
+def _tensors(update: AnyUpdate) -> Iterator[Tensor]:
+    if isinstance(update, Vector):
+        yield update.values
+    elif isinstance(update, Matrix):
+        yield from update.tensors.values()
+    elif isinstance(update, Patches):
+        for patch in update.patches:
+            yield from _tensors(patch.matrix)
+            if patch.magnitude is not None:
+                yield patch.magnitude.values
+    else:
+        for piece in update.pieces:
+            yield from (piece.down, piece.up)
+            if piece.magnitude is not None:
+                yield piece.magnitude.values
 
 
 def is_dora(adapter: Mapping[str, AnyUpdate]) -> bool:
     """Return whether some layers of ``adapter`` have magnitudes (DoRA)."""
-    return any(update.is_dora for update in low_rank(adapter).values())
+    return any(isinstance(each, Update | Patches) and each.is_dora for each in adapter.values())
 
 
 def low_rank(adapter: Mapping[str, AnyUpdate]) -> dict[str, Update]:
@@ -313,8 +567,12 @@ def low_rank(adapter: Mapping[str, AnyUpdate]) -> dict[str, Update]:
 
 
 def ranks_and_alphas(update: AnyUpdate) -> tuple[int, float]:
-    """Return the rank and alpha of ``update`` as one piece; those of a product without a rank are 1."""
-    if isinstance(update, Product):
-        return update.rank or 1, update.alpha
-    piece = update.without_magnitudes().whole()
-    return piece.rank, piece.scale * piece.rank
+    """Return the rank and alpha of ``update`` as one piece; those without a rank are 1."""
+    if isinstance(update, Vector):
+        return 1, 1.0
+    if isinstance(update, Patches):
+        return ranks_and_alphas(update.patches[0].matrix)
+    if isinstance(update, Update):
+        piece = update.without_magnitudes().whole()
+        return piece.rank, piece.scale * piece.rank
+    return update.rank or 1, update.alpha or 1.0

@@ -224,6 +224,13 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adapter", type=path, action="append", default=[], help=text)
     text = "factor of the adapters' updates (default: 1)"
     parser.add_argument("--strength", type=strength, help=text)
+    add_skip_unknown(parser)
+
+
+def add_skip_unknown(parser: argparse.ArgumentParser) -> None:
+    """Add the option for files with keys of other models or tools."""
+    text = "leave out what an adapter has beside layers of the model, and name it"
+    parser.add_argument("--skip-unknown", action="store_true", help=text)
 
 
 def strength(text: str) -> float:
@@ -237,7 +244,8 @@ def strength(text: str) -> float:
 def added_adapters(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the values of ``spec.run.added_adapters`` from the options."""
     strength = strength_of(arguments)
-    return [{"path": str(each.resolve()), "strength": strength} for each in arguments.adapter]
+    values = {"strength": strength, "skip_unknown": arguments.skip_unknown}
+    return [{"path": str(each.resolve()), **values} for each in arguments.adapter]
 
 
 def strength_of(arguments: argparse.Namespace) -> float:

@@ -12,6 +12,7 @@ from fluxtrain.cli.arguments import (
     add_command,
     add_output,
     add_paths,
+    add_skip_unknown,
     path,
     strength,
     strength_of,
@@ -47,7 +48,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 def export(arguments: argparse.Namespace) -> int:
     """Write and verify the weights, and print their number and size."""
-    from fluxtrain.adapter.merge import MergedWeights, left_out
+    from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.adapter.opening import open_adapter, open_model
     from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
@@ -59,9 +60,10 @@ def export(arguments: argparse.Namespace) -> int:
     strength = strength_of(arguments)
     weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
     if arguments.adapter:
-        added = [(open_adapter(each), strength) for each in arguments.adapter]
+        skip = arguments.skip_unknown
+        added = [(open_adapter(each, skip), strength) for each in arguments.adapter]
         weights = MergedWeights(weights, added)
-    if text := left_out(weights):
+    for text in filter(None, (*skipped(weights), left_out(weights))):
         print(text)
     with ProgressBar(str(arguments.output), unit="B") as bar:
         written = write_weights(
@@ -79,11 +81,11 @@ def add_import(commands: Commands) -> None:
     parser = add_command(commands, "import", export, help=text, description=long)
     text = "BFL's file or a diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
-    parser.set_defaults(to="bfl", adapter=[], strength=None, models=Path())
+    parser.set_defaults(to="bfl", adapter=[], strength=None, skip_unknown=False, models=Path())
     add_target(parser)
 
 
-_SOURCE = "LoRA file of any layout, or a run or checkpoint with adapters"
+_SOURCE = "LoRA file of any dialect, or a run or checkpoint with adapters"
 
 
 def add(commands: Commands) -> None:
@@ -93,11 +95,13 @@ def add(commands: Commands) -> None:
     inner = parser.add_subparsers(dest="adapter_command", required=True, metavar="COMMAND")
     convert = add_command(inner, "convert", _convert, help="write a LoRA in another layout or type")
     convert.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
+    add_skip_unknown(convert)
     _add_file(convert)
     merge = add_command(inner, "merge", _merge, help="add LoRAs to a model's weights")
     text = "weights file, diffusers folder, run or checkpoint"
     merge.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     merge.add_argument("sources", type=path, nargs="+", metavar="SOURCE", help=_SOURCE)
+    add_skip_unknown(merge)
     merge.add_argument("--strength", type=strength, default=1.0, help="factor (default: 1)")
     merge.add_argument("--to", default="bfl", help="bfl (one file, default) or diffusers")
     add_target(merge)
@@ -106,10 +110,13 @@ def add(commands: Commands) -> None:
     extract.add_argument("tuned", type=path, metavar="TUNED", help="the same model, trained")
     _add_rank(extract)
     _add_file(extract)
-    info = add_command(inner, "info", _info, help="print what a LoRA file holds")
+    info = add_command(
+        inner, "info", _info, help="print what a LoRA or another safetensors file holds"
+    )
     info.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
     resize = add_command(inner, "resize", _resize, help="write the closest LoRA of another rank")
     resize.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
+    add_skip_unknown(resize)
     _add_rank(resize)
     _add_file(resize)
 
@@ -129,8 +136,10 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 def _convert(arguments: argparse.Namespace) -> int:
     _check_target(arguments)
-    file = _open(arguments.source)
+    file = _open(arguments.source, arguments.skip_unknown)
     _print_ignored(file)
+    if file.skipped:
+        print(file.skipped)
     return _write(arguments, file.adapter, file)
 
 
@@ -138,8 +147,10 @@ def _resize(arguments: argparse.Namespace) -> int:
     from fluxtrain.adapter.updates import is_dora
 
     _check_target(arguments)
-    file = _open(arguments.source)
+    file = _open(arguments.source, arguments.skip_unknown)
     _print_ignored(file)
+    if file.skipped:
+        print(file.skipped)
     if is_dora(file.adapter):
         text = "its magnitudes (DoRA) belong to updates of their own rank; merge it, and extract a LoRA"
         raise DataError(f"{file.path}: {text}")
@@ -182,19 +193,19 @@ def _extract(arguments: argparse.Namespace) -> int:
 
 def _merge(arguments: argparse.Namespace) -> int:
     """Write a model's weights plus adapters, and verify what was written."""
-    from fluxtrain.adapter.merge import MergedWeights, left_out
+    from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights import LAYOUTS, open_weights, write_weights
     from fluxtrain.weights.writer import DTYPES
 
     _require("--to", arguments.to, LAYOUTS)
     _require("--dtype", arguments.dtype, DTYPES)
-    files = [_open(source) for source in arguments.sources]
+    files = [_open(source, arguments.skip_unknown) for source in arguments.sources]
     for file in files:
         _print_ignored(file)
     added = [(file, arguments.strength) for file in files]
     weights = MergedWeights(open_weights(arguments.weights), added)
-    if text := left_out(weights):
+    for text in filter(None, (*skipped(weights), left_out(weights))):
         print(text)
     dtype, output = DTYPES[arguments.dtype], arguments.output
     with ProgressBar(str(output), unit="B") as bar:
@@ -204,17 +215,18 @@ def _merge(arguments: argparse.Namespace) -> int:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    from fluxtrain.adapter.file import describe
+    from fluxtrain.adapter.file import describe, describe_file
 
-    for name, value in describe(_open(arguments.source)):
+    source = arguments.source
+    for name, value in describe(_open(source)) if source.is_dir() else describe_file(source):
         print(f"{name + ':':<14} {value}")
     return EXIT_OK
 
 
-def _open(source: Path) -> AdapterFile:
+def _open(source: Path, skip_unknown: bool = False) -> AdapterFile:
     from fluxtrain.adapter.opening import open_adapter
 
-    return open_adapter(source)
+    return open_adapter(source, skip_unknown)
 
 
 def _write(

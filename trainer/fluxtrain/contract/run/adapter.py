@@ -267,6 +267,8 @@ class AdapterConfig(StrictModel):
     initial: Path | None = None
     """Adapters to begin with, relative to the models root: a LoRA file of any layout, a run or a checkpoint;
     null: without effect at first. Another alpha is compensated; smaller ranks are filled up."""
+    skip_unknown: bool = False
+    """Leave out what ``initial`` has beside the layers with an adapter, and name it."""
 
     def __hash__(self) -> int:
         """Return a hash of all fields, one of which is a list."""
@@ -316,6 +318,8 @@ class AddedAdapter(StrictModel):
     root."""
     strength: Annotated[float, Field(ge=-100, le=100)] = 1.0
     """Factor of the update."""
+    skip_unknown: bool = False
+    """Leave out what the file has beside layers of the model, and name it."""
 
 
 CLIP_NEEDS_IMAGES = Rule(
