@@ -80,6 +80,13 @@ def _comfy_update(module: str, tensors: Mapping[str, Tensor]) -> Tensor:
             else:
                 factors.append(own.pop(name))
         update = torch.kron(*factors)
+    elif "hada_w1_a" in own:
+        one, two = (
+            own.pop(f"hada_w{i}_a") @ own["hada_w1_b" if i == 1 else "hada_w2_b"] for i in (1, 2)
+        )
+        rank = len(own.pop("hada_w1_b"))
+        own.pop("hada_w2_b")
+        update = one * two
     else:
         up, down = ("lora_B", "lora_A") if "lora_B.weight" in own else ("lora_up", "lora_down")
         low = own.pop(f"{down}.weight")

@@ -242,6 +242,10 @@ DIALECTS = {
         of_parts("transformer.base_model.model.", pair()), "transformer.base_model.model. (diffusers"),
     "peft, compiled": Dialect(of_parts("base_model.model._orig_mod.", pair()), "base_model.model._orig_mod."),
     "fal": Dialect(of_whole_layers("base_model.model.", pair(), LAYERS), "base_model.model. (peft); BFL's"),
+    "a tool to come": Dialect(
+        of_whole_layers("pipeline.denoiser.", pair()), "pipeline.denoiser.; BFL's layers"),
+    "a tool to come, underscores": Dialect(
+        of_parts("lora_dit_", KOHYA, dot="_"), "lora_dit_; diffusers' layers"),
     "DiffSynth": Dialect(
         of_parts("", pair("lora_A.default.weight", "lora_B.default.weight")), "no prefix; diffusers' layers"),
     "ComfyUI": Dialect(of_whole_layers("diffusion_model.", pair(), LAYERS), "diffusion_model. (ComfyUI"),

@@ -36,7 +36,10 @@ OTHERS = {
          "transformer.transformer_blocks.0.attn.to_q.lora_A.weight"], "a LoRA of Qwen-Image"),
     "a language model": (["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"], "a LoRA of a"),
     "T5 alone": (["lora_te3_encoder_block_0_layer_0_SelfAttention_q." + UP], "a LoRA of text encoders alone"),
-    "OFT": (["lora_unet_single_blocks_0_linear1.oft_blocks"], "adapters"),
+    "a ControlNet's LoRA": (
+        ["controlnet.transformer_blocks.0.attn.to_q.lora_A.weight"], "a LoRA of a ControlNet"),
+    "OFT": (["lora_unet_single_blocks_0_linear1.oft_blocks"], "an adapter by OFT"),
+    "GLoRA": (["lora_unet_single_blocks_0_linear1.a1.weight"], "an adapter by GLoRA"),
     "BFL's FLUX": (["double_blocks.0.img_attn.qkv.weight", "img_in.weight"], "a FLUX transformer"),
     "diffusers' FLUX": (["single_transformer_blocks.0.attn.to_q.weight", "x_embedder.weight"], "a FLUX tr"),
     "Chroma": (["distilled_guidance_layer.in_proj.weight", "double_blocks.0.img_attn.qkv.weight"], "Chroma"),

@@ -1,4 +1,4 @@
-"""Files of Kronecker products (LoKr): LyCORIS' names, which ComfyUI reads, and what is done with them."""
+"""Files of products (LoKr, LoHa): LyCORIS' names, which ComfyUI reads, and what is done with them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from torch import Tensor
 from fluxtrain.adapter.file import Layout, describe, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
 from fluxtrain.adapter.opening import initial_parameters
-from fluxtrain.adapter.updates import Product
+from fluxtrain.adapter.updates import Hadamard, Product
 from fluxtrain.contract.run.adapter import AdapterConfig, LokrConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import DataError
+from fluxtrain.model.layers import HADAMARD_FACTORS
 from fluxtrain.weights.reader import open_weights
 
 CONFIGS = {
     "low rank": AdapterConfig(kind="lokr", rank=2, alpha=6.0),
     "both": AdapterConfig(kind="lokr", rank=2, alpha=1.0, lokr=LokrConfig(decompose_both=True)),
     "full": AdapterConfig(kind="lokr", rank=2, alpha=6.0, lokr=LokrConfig(full_matrix=True)),
+    "loha": AdapterConfig(kind="loha", rank=2, alpha=6.0),
 }
 NAMES = {
     "kohya": "lora_unet_single_blocks_2_linear1",
@@ -47,8 +49,13 @@ def test_a_file_is_read_back_with_its_names(tmp_path: Path, layout: Layout, kind
         assert other.norm() == pytest.approx(update.delta().norm().item(), rel=1e-5)
     names = {name.removeprefix(f"{NAMES[layout]}.") for name in load_file(path)}
     factors = {"low rank": {"lokr_w1", "lokr_w2_a", "lokr_w2_b"}, "full": {"lokr_w1", "lokr_w2"}}
+    factors["loha"] = set(HADAMARD_FACTORS)
     assert factors.get(kind, {"lokr_w1_a", "lokr_w1_b", "lokr_w2_a", "lokr_w2_b"}) < names
-    assert dict(describe(found))["products"].startswith("29 layers")
+    described = dict(describe(found))
+    if kind == "loha":
+        assert described["holds"] == "Hadamard products (LoHa)"
+    else:
+        assert described["products"].startswith("29 layers")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -87,18 +94,21 @@ def test_it_is_merged_into_weights(tmp_path: Path) -> None:
     assert torch.allclose(found, before + 0.5 * file.adapter[name].delta(), atol=1e-6)
 
 
-def test_a_run_begins_with_a_product_of_the_same_factors_only(tmp_path: Path) -> None:
-    adapter = adapter_of(CONFIGS["low rank"])
+@pytest.mark.parametrize(("config", "first"), [("low rank", "lokr_w1"), ("loha", "hada_w1_a")])
+def test_a_run_begins_with_a_product_of_the_same_factors_only(
+    tmp_path: Path, config: str, first: str
+) -> None:
+    adapter, kind = adapter_of(CONFIGS[config]), CONFIGS[config].kind
     path = written(tmp_path, adapter, "kohya", torch.float32)
-    begin = {"kind": "lokr", "rank": 2, "alpha": 3.0, "initial": path.name}
+    begin = {"kind": kind, "rank": 2, "alpha": 3.0, "initial": path.name}
     run = {"preset": "micro", "initial_weights": "w", "model": MODEL.model_dump()}
-    config = resolve(run | {"adapter": begin})
-    parameters = initial_parameters(config, tmp_path)
+    parameters = initial_parameters(resolve(run | {"adapter": begin}), tmp_path)
     for layer, update in adapter.items():
         own = {n.rpartition(".")[2]: t for n, t in parameters.items() if n.startswith(f"{layer}.")}
-        assert largest_difference(Product(own, 3.0 / 2).delta(), update.delta()) < 1e-5
+        made = Hadamard(own, 3.0 / 2) if kind == "loha" else Product(own, 3.0 / 2)
+        assert largest_difference(made.delta(), update.delta()) < 1e-5
     for other, has in (
-        (begin | {"rank": 3}, "has {'lokr_w1': "),
+        (begin | {"rank": 3}, f"has {{'{first}': "),
         (begin | {"kind": "lora"}, "a low-rank"),
     ):
         with pytest.raises(DataError, match=has):

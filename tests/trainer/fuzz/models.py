@@ -23,14 +23,15 @@ from fluxtrain.adapter.file import (
     DORA_LAYOUTS,
     LAYOUTS,
     PRODUCT_LAYOUTS,
-    from_tensors,
     read_adapter,
     write_adapter,
 )
+from fluxtrain.adapter.reading import from_tensors
 from fluxtrain.encode.text import load_clip_file, load_t5_file
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.imports.files import import_file
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.layers import HADAMARD_FACTORS
 from fluxtrain.weights.reader import open_weights
 
 _SINGLE = "transformer.single_transformer_blocks.0"
@@ -78,7 +79,7 @@ def _texts(*given: str) -> Callable[[], list[bytes]]:
 
 
 def _adapters() -> list[bytes]:
-    """Return a file of each layout, with magnitudes, Kronecker products, and alphas beside them."""
+    """Return a file of each layout, with magnitudes, LyCORIS' kinds, and alphas beside them."""
     pair = {
         f"{_SINGLE}.attn.to_q.lora_A.weight": torch.ones(1, 8),
         f"{_SINGLE}.attn.to_q.lora_B.weight": torch.ones(8, 1),
@@ -86,9 +87,17 @@ def _adapters() -> list[bytes]:
     dora = {**pair, f"{_SINGLE}.attn.to_q.lora_magnitude_vector": torch.ones(8)}
     product = {f"{_LOKR}.lokr_w1": torch.ones(2, 2), f"{_LOKR}.alpha": torch.tensor(1.0)}
     product |= {f"{_LOKR}.lokr_w2_a": torch.ones(4, 1), f"{_LOKR}.lokr_w2_b": torch.ones(1, 4)}
+    other = {f"{_LOKR}.{name}": torch.ones(4, 4) for name in HADAMARD_FACTORS}
+    other |= {f"{_LOKR}.diff_b": torch.ones(4), f"{_LOKR}.dora_scale": torch.ones(1, 4)}
+    other |= {"lora_unet_img_in.diff": torch.ones(4, 4)}
     found = [_file(pair, {DIFFUSERS_METADATA: '{"lora_alpha": 2, "alpha_pattern": {"a.to_q": 1}}'})]
-    for tensors, layouts in ((pair, LAYOUTS), (dora, DORA_LAYOUTS), (product, PRODUCT_LAYOUTS)):
-        adapter, _ = from_tensors(tensors)
+    for tensors, layouts in (
+        (pair, LAYOUTS),
+        (dora, DORA_LAYOUTS),
+        (product, PRODUCT_LAYOUTS),
+        (other, PRODUCT_LAYOUTS),
+    ):
+        adapter = from_tensors(tensors).adapter
         for layout in layouts:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "a.safetensors"

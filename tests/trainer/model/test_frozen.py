@@ -21,6 +21,7 @@ ADAPTERS = {
     "lora": {"rank": 4, "split_qkv": True},
     "dora of some blocks": {"rank": 4, "dora": True, "double_blocks": "none"},
     "lokr": {"kind": "lokr", "rank": 2},
+    "loha": {"kind": "loha", "rank": 2},
 }
 
 

@@ -1,4 +1,4 @@
-"""LoKr: what it computes is peft's on diffusers' model with the same weights, and what LyCORIS defines."""
+"""LoKr and LoHa: they compute what peft does on diffusers' model with equal weights, as LyCORIS defines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 from benchmarks.reference_model import random_model, reference_of
-from peft import LoKrConfig, inject_adapter_in_model
+from peft import LoHaConfig, LoKrConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lokr.layer import factorization
 from tests.trainer.adapted_model import adapted, base_of
 from tests.trainer.predictions import inputs, relative_error, run_reference
@@ -33,6 +33,7 @@ CASES = {
         kind="lokr", rank=2, alpha=1.0, lokr=LokrConfig(decompose_both=True)
     ),
     "full": AdapterConfig(kind="lokr", rank=64, alpha=64.0, lokr=LokrConfig(factor=4)),
+    "loha": AdapterConfig(kind="loha", rank=3, alpha=6.0),
 }
 
 
@@ -40,13 +41,16 @@ def in_peft(model: Flux, layers: list[AdaptedLayer], adapter: AdapterConfig) -> 
     """Return the same model with its layers and adapters in peft's hands; its LoKr is of linear layers."""
     other = random_model(MODEL)
     other.load_state_dict(base_of(model))
-    config = LoKrConfig(
-        r=adapter.rank,
-        alpha=adapter.alpha,
-        target_modules=[layer.name for layer in layers],
-        decompose_both=adapter.lokr.decompose_both,
-        decompose_factor=adapter.lokr.factor,
-    )
+    names = [layer.name for layer in layers]
+    config: PeftConfig = LoHaConfig(r=adapter.rank, alpha=adapter.alpha, target_modules=names)
+    if adapter.kind == "lokr":
+        config = LoKrConfig(
+            r=adapter.rank,
+            alpha=adapter.alpha,
+            target_modules=names,
+            decompose_both=adapter.lokr.decompose_both,
+            decompose_factor=adapter.lokr.factor,
+        )
     other = inject_adapter_in_model(config, other.requires_grad_(False), "ours")
     with torch.no_grad():
         for layer in layers:
@@ -108,7 +112,8 @@ def test_new_adapters_have_no_effect() -> None:
                 for name, shape in layer.shapes.items()
             }
             zero = [name for name, value in values.items() if not value.count_nonzero()]
-            assert zero == ["lokr_w2_b" if "lokr_w2_b" in values else "lokr_w2"]
+            lokr = "lokr_w2_b" if "lokr_w2_b" in values else "lokr_w2"
+            assert zero == ["hada_w2_a" if layer.is_loha else lokr]
 
 
 def test_the_adapters_of_flux_are_small() -> None:

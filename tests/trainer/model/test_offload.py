@@ -54,6 +54,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "dropout": {"adapter": {"dropout": 0.2, "module_dropout": 0.1}, **HALF},
     "dora in 8 bits": {"adapter": {"dora": True, "base_dtype": "fp8"}, **HALF},
     "lokr": {"adapter": {"kind": "lokr"}, **HALF},
+    "loha": {"adapter": {"kind": "loha"}, **HALF},
     "some blocks": {"adapter": {"double_blocks": "none", "single_blocks": "2"}},
 }
 

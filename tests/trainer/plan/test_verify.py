@@ -106,6 +106,7 @@ def row_of(found: Comparison, name: str) -> Row:
         ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
+        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "loha"}}),
         pytest.param(
             "dev-lora",
             1,

@@ -194,6 +194,9 @@ OTHERS = {
         "optim": {"ema_decay": 0.6, "learning_rate": 1e-3},
         "adapter": {"kind": "lokr", "split_qkv": False, "dropout": 0.0, "rank_dropout": 0.0},
     },
+    "loha, two ranks": {
+        "adapter": {"kind": "loha", "split_qkv": False, "dropout": 0.0, "rank_dropout": 0.0},
+    },
     "dora and 8 bits, adafactor, three ranks": {
         "optim": {"name": "adafactor"},
         "adapter": {

@@ -71,6 +71,7 @@ from fluxtrain.adapter.updates import (
     is_dora,
     kind_of,
     low_rank,
+    lycoris_name,
     num_parameters,
     ranks_and_alphas,
 )
@@ -79,6 +80,7 @@ from fluxtrain.errors import DataError, StorageError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import (
+    ADAPTER_USE,
     ALL_DTYPES,
     Kind,
     identify,
@@ -94,7 +96,7 @@ LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
 
 DORA_LAYOUTS: tuple[Layout, ...] = ("kohya", "diffusers", "bfl")
 """Layouts that have magnitudes."""
-WHOLE_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
+PRODUCT_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")
 """Layouts that name whole layers, so that they have LyCORIS' other kinds of updates."""
 
 _EXACT = (".alpha", ".dora_scale", ".lora_magnitude_vector")
@@ -115,7 +117,7 @@ def to_tensors(adapter: Adapter, layout: Layout, dtype: torch.dtype) -> dict[str
 
 def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str, Tensor]]:
     if isinstance(update, Vector):
-        if layout not in WHOLE_LAYOUTS:
+        if layout not in PRODUCT_LAYOUTS:
             raise ValueError(_no_place(layout, f"{layer}, a vector"))
         module, _, tensor = layer.rpartition(".")
         kind = "set_weight" if update.is_new else {"scale": "diff"}.get(tensor, "diff_b")
@@ -129,7 +131,7 @@ def _named(layer: str, update: AnyUpdate, layout: Layout) -> Iterator[tuple[str,
             yield from _of_patch(layer, whole, patch, layout)
         return
     _require_place(layer, update, layout)
-    if layout in WHOLE_LAYOUTS:
+    if layout in PRODUCT_LAYOUTS:
         yield from _of_piece(_whole_key(layer, layout), update.whole(), layout)
         return
     for name, piece in parts_of(layer, update):
@@ -183,14 +185,14 @@ def _of_patch(
         else [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
     )
     has_place = (
-        is_all and not patch.is_swapped if layout in WHOLE_LAYOUTS else layout == "ai-toolkit"
+        is_all and not patch.is_swapped if layout in PRODUCT_LAYOUTS else layout == "ai-toolkit"
     )
     if layout == "ai-toolkit":
         names = [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
         has_place = patch.magnitude is None and patch.is_swapped == is_swapped(layer)
     if not has_place or not names:
         raise ValueError(_no_place(layout, f"{layer}, {kind_of(whole)}"))
-    name = _whole_key(layer, layout) if layout in WHOLE_LAYOUTS else diffusers_key(names[0])
+    name = _whole_key(layer, layout) if layout in PRODUCT_LAYOUTS else diffusers_key(names[0])
     if isinstance(matrix, Update):
         yield from _of_piece(name, matrix.whole(), layout)
     else:
@@ -203,7 +205,7 @@ def _of_patch(
 
 def _no_place(layout: Layout, what: str) -> str:
     return (
-        f"layout {layout} has no place for {what}: {', '.join(WHOLE_LAYOUTS)} have one for whole layers, "
+        f"layout {layout} has no place for {what}: {', '.join(PRODUCT_LAYOUTS)} have one for whole layers, "
         "ai-toolkit for parts; fluxtrain adapter resize makes a LoRA of matrices"
     )
 
@@ -247,7 +249,8 @@ def metadata_of(
     blocks = [update for layer, update in adapter.items() if not is_clip(layer)]
     ranks, alphas = zip(*map(ranks_and_alphas, blocks or adapter.values()), strict=True)
     rank, alpha = (Counter(each).most_common(1)[0][0] for each in (ranks, alphas))
-    is_product = any(isinstance(update, Product) for update in adapter.values())
+    others = (update for update in adapter.values() if not isinstance(update, Update | Vector))
+    algorithm = next(map(lycoris_name, others), None)
     found = {
         "format": "pt",
         "software": json.dumps({"name": "fluxtrain", "version": __version__}),
@@ -257,10 +260,10 @@ def metadata_of(
         "ss_base_model_version": "flux1",
         "ss_v2": "False",
         "ss_output_name": title,
-        "ss_network_module": "lycoris.kohya" if is_product else "networks.lora_flux",
+        "ss_network_module": "lycoris.kohya" if algorithm else "networks.lora_flux",
         "ss_network_dim": str(rank),
         "ss_network_alpha": str(alpha),
-        "ss_network_args": json.dumps({"algo": "lokr"} if is_product else {}),
+        "ss_network_args": json.dumps({"algo": algorithm} if algorithm else {}),
     }
     if is_dev is not None:
         found |= architecture(is_dev)
@@ -460,8 +463,10 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
                 yield from describe(own)
                 return
             reason = named(own.contents.faults)
-    if shapes and all(map(is_of_text_encoder, shapes)):
+    if is_adapter(shapes) and all(map(is_of_text_encoder, shapes)):
         kind = Kind("a LoRA of text encoders alone")
+    if kind is not None and kind.use == ADAPTER_USE:
+        kind = Kind("adapters of an unknown model or tool")
     yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
     yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
     if num_known:

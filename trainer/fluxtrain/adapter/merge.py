@@ -130,8 +130,8 @@ def updated(clip: TextModel, added: Added) -> TextModel:
         for layer, update in file.adapter.items():
             if not is_clip(layer):
                 continue
-            weight = parameters.get(f"{layer.removeprefix(f'{TEXT_ENCODER}.')}.weight")
-            own = update.outputs, update.inputs
+            name = tensor_name(layer, update).removeprefix(f"{TEXT_ENCODER}.")
+            weight, own = parameters.get(name), shape_of(update)
             if weight is None or tuple(weight.shape) != own:
                 has = "does not exist" if weight is None else f"is {list(weight.shape)}"
                 raise DataError(f"{file.path}: {layer} is {list(own)}; in CLIP it {has}")

@@ -38,6 +38,8 @@ CLIP_PREFIXES = (KOHYA_CLIP, BARE_CLIP, COMFY_CLIP, f"{TEXT_ENCODER}.")
 _BLOCK = re.compile(
     r"(double_blocks|single_blocks|single_transformer_blocks|transformer_blocks)([._])(\d+)\2"
 )
+_OF_OTHERS = re.compile(r"control|text|clip|t5|te\d?[._]|encoder|image|adapter|vae|refiner")
+"""Parts of prefixes of what is not the transformer."""
 _HIDDEN = 64
 _ONE_OF_EACH = ModelConfig(
     hidden_size=_HIDDEN,
@@ -163,11 +165,19 @@ def find(module: str) -> LayerName | None:
     while place is None:
         place = _find_bare(bare.replace(".processor.", "."))
         if place is None:
-            prefix = next((each for each in PREFIXES if bare.startswith(each)), None)
-            if prefix is None:
+            prefix = next((each for each in PREFIXES if bare.startswith(each)), _other_prefix(bare))
+            if not prefix:
                 return None
             bare = bare.removeprefix(prefix)
     return place._replace(dialect=module.removesuffix(bare))
+
+
+def _other_prefix(module: str) -> str:
+    """Return what is before the name of a block in ``module``, if it is not that of another model."""
+    block = _BLOCK.search(module)
+    start = module[: block.start()] if block else ""
+    ends = block is not None and start.endswith((".", block[2]))
+    return start if ends and not _OF_OTHERS.search(start) else ""
 
 
 def without_prefix(module: str) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
-from fluxtrain.adapter.reading import named
+from fluxtrain.adapter.reading import PEFT_FILE, named
 from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
-from fluxtrain.adapter.updates import AnyUpdate, Product, RowBlock, Update, kind_of
+from fluxtrain.adapter.updates import AnyUpdate, Hadamard, Product, RowBlock, Update, kind_of
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
@@ -22,14 +22,19 @@ from fluxtrain.model.parameters import initial_value
 from fluxtrain.state.run_state import DONE, latest, read_config, read_state
 from fluxtrain.weights.reader import Weights, open_weights, require_complete
 
+_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+
 
 def open_adapter(source: Path, skip_unknown: bool = False) -> AdapterFile:
-    """Return the adapter in ``source``: a LoRA file of any dialect, a run or a checkpoint of adapters.
+    """Return the adapter in ``source``: a LoRA file of any dialect or a folder of diffusers or peft with one,
+    a run or a checkpoint of adapters.
 
     Raises DataError if it is none of these, or has keys that are not known, unless ``skip_unknown`` is set.
     """
-    if not source.is_dir():
-        return read_adapter(source, skip_unknown)
+    files = (source / name for name in (_DIFFUSERS_FILE, PEFT_FILE))
+    file = next(filter(Path.is_file, files), source)
+    if not file.is_dir():
+        return read_adapter(file, skip_unknown)
     adapter, config = read_checkpoint(source)
     step = read_state(latest(source / CHECKPOINTS_FOLDER) or source).step
     return AdapterFile(source, adapter, run_metadata(config, step))
@@ -106,7 +111,7 @@ def initial_parameters(
         found = {name: update for name, update in found.items() if name in layers}
     parameters = dict[str, Tensor]()
     for name, update in found.items():
-        if layers[name].kronecker is not None or not isinstance(update, Update):
+        if not layers[name].is_low_rank or not isinstance(update, Update):
             parameters |= _same_product(layers[name], update, path)
             continue
         down, up = _fitted(layers[name], update, path, config.drawn_seed)
@@ -131,16 +136,15 @@ def _magnitudes(layer: AdaptedLayer, update: Update, path: Path) -> dict[str, Te
 
 def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[str, Tensor]:
     has = "a low-rank update" if isinstance(update, Update) else kind_of(update)
-    if isinstance(update, Product):
+    if isinstance(update, Product | Hadamard):
         shapes = {name: tuple(tensor.shape) for name, tensor in update.tensors.items()}
         if shapes == layer.shapes:
             tensors = {name: tensor.float().clone() for name, tensor in update.tensors.items()}
-            tensors["lokr_w2" if "lokr_w2" in tensors else "lokr_w2_b"] *= (
-                update.scale / layer.scale
-            )
+            last = next(n for n in ("lokr_w2", "lokr_w2_b", "hada_w2_a") if n in tensors)
+            tensors[last] *= update.scale / layer.scale
             return {f"{layer.name}.{name}": tensor for name, tensor in tensors.items()}
-        has = f"a Kronecker product of {shapes}"
-    needs = "a low-rank update" if layer.kronecker is None else f"{layer.shapes}"
+        has += f" of {shapes}"
+    needs = "a low-rank update" if layer.is_low_rank else f"{layer.shapes}"
     raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there")
 
 

@@ -26,7 +26,6 @@ from fluxtrain.adapter.names import (
 )
 from fluxtrain.adapter.updates import (
     DIFFERENCE,
-    HADAMARD_FACTORS,
     Adapter,
     AnyUpdate,
     Difference,
@@ -42,7 +41,7 @@ from fluxtrain.adapter.updates import (
     swapped,
 )
 from fluxtrain.errors import DataError
-from fluxtrain.model.layers import BLOCKS, TEXT_ENCODER, is_clip
+from fluxtrain.model.layers import BLOCKS, HADAMARD_FACTORS, TEXT_ENCODER, is_clip
 from fluxtrain.runtime.safetensors import Span, open_safetensors, read_tensor
 
 Metadata = dict[str, str]
@@ -50,7 +49,7 @@ DIFFUSERS_METADATA = "lora_adapter_metadata"
 """Key of peft's config in the metadata of files that diffusers writes."""
 MAX_BYTES = 1 << 33
 """Of a LoRA: one of rank 512 of all layers has some 5 GB."""
-_MLP_RATIO = 4
+_MLP_RATIO, _MOST_RATIO = 4, 16
 
 
 @dataclass
@@ -167,6 +166,10 @@ def _vector(name: str, parts: list[tuple[LayerName, Tensor, bool]], ratio: float
     hidden = next((len(each) for one, each, _ in parts if one.part != 3 and one.span == 1), 0)
     hidden = hidden or len(values) // (round(ratio) if place.part == 3 else place.span)
     mlp = round(ratio * hidden)
+    if mlp > _MOST_RATIO * hidden:
+        raise ValueError(
+            f"{name} has {len(values)} values, of an MLP that is {ratio:g} times as wide"
+        )
     whole = torch.zeros(3 * hidden + (mlp if place.num_parts == 4 else 0))
     for place, values, _ in parts:
         first, end = part_rows(place, hidden, mlp)
@@ -189,8 +192,8 @@ def _alpha(module: str, parts: Mapping[str, Tensor], given: float | None) -> flo
 
 def _order(item: tuple[str, object]) -> tuple[str, int, str]:
     if is_clip(item[0]):
-        *_, number, part, layer = item[0].split(".")
-        return TEXT_ENCODER, int(number), f"{part}.{layer}"
+        number, _, layer = item[0].partition(".layers.")[2].partition(".")
+        return TEXT_ENCODER, int(number), layer
     if not item[0].startswith(BLOCKS):
         return item[0], -1, ""
     blocks, number, rest = item[0].split(".", 2)
@@ -339,13 +342,13 @@ _COMPUTABLE = {
     torch.float64: torch.float32,
 }
 """Types with which nothing is computed, and those that have their values."""
-_CONFIG, _MAX_CONFIG_BYTES = "adapter_config.json", 1 << 20
+PEFT_FILE, _CONFIG, _MAX_CONFIG_BYTES = "adapter_model.safetensors", "adapter_config.json", 1 << 20
 
 
 def _config_beside(path: Path) -> str | None:
     """Return the text of peft's config if ``path`` is a file of peft with one."""
     config = path.with_name(_CONFIG)
-    if path.name != "adapter_model.safetensors" or not config.is_file():
+    if path.name != PEFT_FILE or not config.is_file():
         return None
     if config.stat().st_size > _MAX_CONFIG_BYTES:
         raise DataError(f"{config}: more than {_MAX_CONFIG_BYTES} bytes")

@@ -12,7 +12,15 @@ from torch import Tensor
 
 from fluxtrain.adapter.file import DTYPES, architecture, write_adapter
 from fluxtrain.adapter.reading import Metadata
-from fluxtrain.adapter.updates import Adapter, AnyUpdate, Magnitude, Product, RowBlock, Update
+from fluxtrain.adapter.updates import (
+    Adapter,
+    AnyUpdate,
+    Hadamard,
+    Magnitude,
+    Product,
+    RowBlock,
+    Update,
+)
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
@@ -82,8 +90,10 @@ def run_metadata(config: RunConfig, step: int) -> Metadata:
         "train_single_block_indices": adapter.single_blocks,
         **{f"{kind}_dim": rank for kind, rank in adapter.ranks if rank is not None},
     }
+    if adapter.kind != "lora":
+        arguments |= {"algo": adapter.kind}
     if adapter.kind == "lokr":
-        arguments |= {"algo": "lokr", **adapter.lokr.model_dump()}
+        arguments |= adapter.lokr.model_dump()
     rates = {"ss_learning_rate": config.optim.learning_rate}
     rates["ss_unet_lr"] = config.optim.learning_rate
     if adapter.clip is not None:
@@ -129,6 +139,8 @@ def _update(layer: AdaptedLayer, tensors: Mapping[str, Tensor]) -> AnyUpdate:
     if layer.kronecker is not None:
         own = {name: tensors[f"{layer.name}.{name}"] for name in layer.shapes}
         return Product(own, layer.scale)
+    if layer.is_loha:
+        return Hadamard({n: tensors[f"{layer.name}.{n}"] for n in layer.shapes}, layer.scale)
     down, up = (tensors[f"{layer.name}.{name}"] for name in ("lora_A", "lora_B"))
     norms = _magnitude(layer, tensors)
     pieces, first = [], 0

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fluxtrain.model.layers import HADAMARD_FACTORS
+
 
 @dataclass(frozen=True)
 class Magnitude:
@@ -292,8 +294,6 @@ class Product(_Dense):
         return Update(self.outputs, (RowBlock(0, down, up, 1.0),))
 
 
-HADAMARD_FACTORS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
-"""LyCORIS' names of the matrices of LoHa."""
 DIFFERENCE = "diff"
 """LyCORIS' name of a whole update."""
 
@@ -499,6 +499,10 @@ def product_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) 
     return Product(tensors, 1.0 if alpha is None or rank is None else alpha / rank)
 
 
+_MAX_VALUES = 1 << 28
+"""Of a Hadamard product, which is computed whole; the largest of FLUX.1's has a quarter of that."""
+
+
 def hadamard_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None) -> Hadamard:
     """Return the update with ``tensors`` by LyCORIS' names; ValueError if they do not fit."""
     missing = [name for name in HADAMARD_FACTORS if name not in tensors]
@@ -508,6 +512,10 @@ def hadamard_of(module: str, tensors: Mapping[str, Tensor], alpha: float | None)
     if any(len(shape) != 2 or 0 in shape for shape in shapes):
         raise ValueError(f"{module} has a factor that is no matrix")
     (rows, rank), (rank_, columns), *_ = shapes
+    if rows * columns > _MAX_VALUES:
+        raise ValueError(
+            f"{module} has {rows} rows and {columns} columns, at most {_MAX_VALUES} values"
+        )
     if rank != rank_ or shapes[2:] != [(rows, rank), (rank, columns)]:
         raise ValueError(f"{module} has matrices of shapes {shapes}, which have no product")
     return Hadamard(tensors, 1.0 if alpha is None else alpha / rank)
@@ -526,12 +534,19 @@ def kind_of(update: AnyUpdate) -> str:
         return " and ".join(kinds) + (" with magnitudes (DoRA)" if update.is_dora else "")
     if isinstance(update, Update):
         return "LoRA with magnitudes (DoRA)" if update.is_dora else "LoRA"
-    names: dict[type, str] = {
-        Product: "Kronecker products (LoKr)",
-        Hadamard: "Hadamard products (LoHa)",
-        Difference: "whole differences",
+    names = {
+        "lokr": "Kronecker products (LoKr)",
+        "loha": "Hadamard products (LoHa)",
+        "full": "whole differences",
     }
-    return names.get(type(update), "values of biases and norms")
+    return names.get(lycoris_name(update), "values of biases and norms")
+
+
+def lycoris_name(update: AnyUpdate) -> str:
+    """Return LyCORIS' name of the algorithm of ``update``."""
+    if isinstance(update, Patches):
+        return lycoris_name(update.patches[0].matrix)
+    return {Product: "lokr", Hadamard: "loha", Difference: "full"}.get(type(update), "lora")
 
 
 def num_parameters(updates: Iterable[AnyUpdate]) -> int:

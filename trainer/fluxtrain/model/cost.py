@@ -324,13 +324,25 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     lengths = config.image_tokens, config.data.text_length
     elements = _saved_of_blocks(config.model, config.adapter, *lengths)[index]
     elements *= 2 if config.adapter.dropout else 1
-    unsaved = unsaved_inputs(config, index)
-    saved = moments.saved - unsaved.total + elements * BYTES[config.precision.compute]
+    unsaved, size = unsaved_inputs(config, index), BYTES[config.precision.compute]
+    saved = moments.saved - unsaved.total + elements * size
+    product = size * _largest_product(config.model, config.adapter, index)
     backward = tuple(
-        replace(moment, activations=moment.activations + freed)
+        replace(moment, activations=moment.activations + freed + 4 * product)
         for moment, freed in zip(moments.backward, chain(unsaved.freed, repeat(0)), strict=False)
     )
-    return replace(moments, saved=saved, backward=backward)
+    forward = replace(moments.forward, activations=moments.forward.activations + 3 * product)
+    return replace(moments, forward=forward, saved=saved, backward=backward)
+
+
+@lru_cache(maxsize=128)
+def _largest_product(model: ModelConfig, adapter: AdapterConfig, index: int) -> int:
+    """Return the values of the largest LoHa's matrix in block ``index``: three are there at once, four in the
+    backward pass.
+    """
+    layers = (layer for layer in block_layers(model, adapter) if layer.is_loha)
+    own = (layer for layer in layers if block_index(layer, model) == index)
+    return max((layer.outputs * layer.inputs for layer in own), default=0)
 
 
 @lru_cache(
@@ -343,10 +355,7 @@ def _saved_of_blocks(
     counts = [0] * model.num_blocks
     for layer in block_layers(model, adapter):
         rows = rows_of(layer.name, image_tokens, text_length)
-        factors = layer.kronecker
-        saved = layer.shapes["lora_A"][0] if factors is None else factors.saved
-        saved += layer.outputs if layer.is_dora else 0
-        counts[block_index(layer, model)] += rows * saved
+        counts[block_index(layer, model)] += rows * layer.saved
     return tuple(counts)
 
 

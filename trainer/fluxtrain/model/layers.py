@@ -187,6 +187,8 @@ _CLIP_SHAPES = {
 }
 """Rows and columns of the linear layers of each of CLIP's layers, over the width."""
 _WEIGHT = ".weight"
+HADAMARD_FACTORS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+"""LyCORIS' names of the matrices of LoHa."""
 MAGNITUDE = "magnitude"
 """Name of the change of DoRA's magnitudes, one for each row of a layer's weight."""
 BASE_MAGNITUDE = "base_magnitude"
@@ -212,6 +214,8 @@ class AdaptedLayer:
     """Division into the factors of a Kronecker product; None: a low-rank update."""
     is_dora: bool = False
     """Whether the rows of the updated weight get magnitudes of their own."""
+    is_loha: bool = False
+    """Whether the update is a Hadamard product of two low-rank matrices."""
 
     @property
     def kronecker(self) -> Kronecker | None:
@@ -221,9 +225,23 @@ class AdaptedLayer:
         return Kronecker.of(self.outputs, self.inputs, self.rank, self.lokr)
 
     @property
+    def is_low_rank(self) -> bool:
+        """Return whether its update is B A."""
+        return self.lokr is None and not self.is_loha
+
+    @property
     def outputs(self) -> int:
         """Return the rows of the layer's weight."""
         return sum(rows for _, rows in self.parts)
+
+    @property
+    def saved(self) -> int:
+        """Return the numbers that a token's update keeps for the backward pass, besides its inputs."""
+        if self.is_loha:
+            return 0
+        factors = self.kronecker
+        saved = self.rank * len(self.splits) if factors is None else factors.saved
+        return saved + (self.outputs if self.is_dora else 0)
 
     @property
     def scale(self) -> float:
@@ -241,6 +259,9 @@ class AdaptedLayer:
         """Return the shapes of the adapter's parameters; those of several A are stacked."""
         if (factors := self.kronecker) is not None:
             return factors.shapes
+        if self.is_loha:
+            both: tuple[Shape, Shape] = (self.outputs, self.rank), (self.rank, self.inputs)
+            return dict(zip(HADAMARD_FACTORS, both * 2, strict=True))
         stacked = self.rank * len(self.splits)
         found: dict[str, Shape] = {
             "lora_A": (stacked, self.inputs),
@@ -318,8 +339,8 @@ def block_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLaye
             rank = adapter.rank_of(kind_of(layer))
             is_split = adapter.split_qkv and len(parts) > 1
             lokr = adapter.lokr if adapter.kind == "lokr" else None
-            given = (name, inputs, parts, rank, adapter.alpha, is_split, lokr, adapter.dora)
-            layers.append(AdaptedLayer(*given))
+            kind = lokr, adapter.dora, adapter.kind == "loha"
+            layers.append(AdaptedLayer(name, inputs, parts, rank, adapter.alpha, is_split, *kind))
     return layers
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,7 +15,13 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import base_output, base_weight, freeze_in_8_bits
-from fluxtrain.model.layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer, Kronecker
+from fluxtrain.model.layers import (
+    BASE_MAGNITUDE,
+    HADAMARD_FACTORS,
+    MAGNITUDE,
+    AdaptedLayer,
+    Kronecker,
+)
 
 # Dropout of adapters, kohya's: of values of A x, of ranks, and of whole adapters.
 #
@@ -96,7 +103,7 @@ def _mixed(x: Int[Tensor, ...]) -> Int[Tensor, ...]:
 
 
 _LOKR = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
-PARAMETERS = ("lora_A", "lora_B", MAGNITUDE, *_LOKR)
+PARAMETERS = ("lora_A", "lora_B", MAGNITUDE, *_LOKR, *HADAMARD_FACTORS)
 """Names of an adapter's parameters in its layer: down to the rank and up again, or a product's factors."""
 
 
@@ -192,20 +199,20 @@ def add_adapters(
         for name, shape in layer.shapes.items():
             empty = torch.empty(shape, dtype=torch.float32, device=device)
             module.register_parameter(name, nn.Parameter(empty))
-        assert isinstance(module, LoraLinear | LokrLinear)
+        assert isinstance(module, LoraLinear | LokrLinear | LohaLinear)
         module.scale, module.dropout, module.keys = layer.scale, dropout, None
         if isinstance(module, LoraLinear):
             module.splits = layer.splits
             if isinstance(module, DoraLinear):
                 norms = torch.empty(layer.outputs, dtype=torch.float32, device=device)
                 module.register_buffer(BASE_MAGNITUDE, norms, persistent=False)
-        elif (factors := layer.kronecker) is not None:
+        elif isinstance(module, LokrLinear) and (factors := layer.kronecker) is not None:
             module.factors = factors
 
 
 def _class_of(layer: AdaptedLayer) -> type[nn.Linear]:
-    if layer.kronecker is not None:
-        return LokrLinear
+    if not layer.is_low_rank:
+        return LohaLinear if layer.is_loha else LokrLinear
     return DoraLinear if layer.is_dora else LoraLinear
 
 
@@ -234,7 +241,7 @@ def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
     dropping = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LoraLinear | LokrLinear) and module.dropout is not None
+        if isinstance(module, LoraLinear | LokrLinear | LohaLinear) and module.dropout is not None
     }
     if dropping:
         for module, own in zip(dropping.values(), adapter_keys(keys, list(dropping)), strict=True):
@@ -278,3 +285,49 @@ class LokrLinear(nn.Linear):
         if self.training and self.dropout is not None and self.keys is not None:
             update = self.dropout.apply(update, self.keys)
         return base_output(self, x, self.bias).add(update, alpha=self.scale)
+
+
+# LoHa: linear layers whose weight gets a Hadamard product, the only part that is trained.
+
+
+class LohaLinear(nn.Linear):
+    """A linear layer plus its adapter: (W + scale (w1_a w1_b) ⊙ (w2_a w2_b)) x + b.
+
+    In training ``dropout`` leaves the update of some samples out, by their ``keys``.
+    """
+
+    hada_w1_a: nn.Parameter
+    hada_w1_b: nn.Parameter
+    hada_w2_a: nn.Parameter
+    hada_w2_b: nn.Parameter
+    scale: float
+    dropout: AdapterDropout | None
+    keys: Int[Tensor, " b"] | None
+
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Return the layer's output with the update."""
+        factors = self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b
+        update: Tensor = _HadamardProduct.apply(x, *factors)
+        if self.training and self.dropout is not None and self.keys is not None:
+            update = self.dropout.apply(update, self.keys)
+        return base_output(self, x, self.bias).add(update, alpha=self.scale)
+
+
+class _HadamardProduct(torch.autograd.Function):
+    """x times (a b) ⊙ (c d), transposed; only x and the factors are kept for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        ctx.save_for_backward(x, a, b, c, d)
+        return F.linear(x, (a @ b) * (c @ d))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, a, b, c, d) = grads, ctx.saved_tensors
+        first, second = a @ b, c @ d
+        of_x = gradient @ (first * second) if ctx.needs_input_grad[0] else None
+        of_product = gradient.flatten(0, -2).T @ x.flatten(0, -2)
+        of_first = of_product * second
+        of_a, of_b = of_first @ b.T, a.T @ of_first
+        of_second = of_product.mul_(first)
+        return of_x, of_a, of_b, of_second @ d.T, c.T @ of_second

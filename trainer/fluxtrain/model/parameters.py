@@ -102,12 +102,14 @@ def described_parameters(model: nn.Module) -> str:
 # lora_A of an adapter                               uniform up to 1 / sqrt(inputs), as peft's
 # lora_B of an adapter                               zero: an adapter starts without effect
 # lokr_w1, lokr_w1_a, lokr_w1_b, lokr_w2_a           uniform up to 1 / sqrt(columns), as LyCORIS'
-# lokr_w2, lokr_w2_b; magnitude (DoRA)               zero
+# lokr_w2, lokr_w2_b; magnitude (DoRA); hada_w2_a    zero
+# hada_w1_a, hada_w1_b, hada_w2_b                    normal, standard deviation 0.1, 1, 1, as LyCORIS'
 
 
 _ZERO = ("img_mod", "txt_mod", "modulation", "final_layer")
 _DOWN = ("lora_A", "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2_a")
-_UP = ("lora_B", "lokr_w2", "lokr_w2_b", "magnitude")
+_UP = ("lora_B", "lokr_w2", "lokr_w2_b", "hada_w2_a", "magnitude")
+_HADAMARD = {"hada_w1_a": 0.1, "hada_w1_b": 1.0, "hada_w2_b": 1.0}
 _NORMAL = ("time_in", "vector_in", "guidance_in")
 
 
@@ -118,12 +120,14 @@ def initial_value(
     parts = name.split(".")
     if parts[-1] == "scale":
         return torch.ones(shape, device=device)
-    is_down = parts[-1] in _DOWN
+    is_down = parts[-1] in (*_DOWN, *_HADAMARD)
     is_zero = parts[-1] in ("bias", *_UP) or any(part in _ZERO for part in parts)
     if is_zero and not is_down:
         return torch.zeros(shape, device=device)
     generator = torch.Generator(device or "cpu").manual_seed(_key(seed, name))
     value = torch.empty(shape, device=device)
+    if parts[-1] in _HADAMARD:
+        return value.normal_(0, _HADAMARD[parts[-1]], generator=generator)
     if is_down:
         bound = 1 / math.sqrt(shape[1])
         return value.uniform_(-bound, bound, generator=generator)
@@ -172,11 +176,14 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
 
 
 def norm_flops(config: RunConfig) -> int:
-    """Return the FLOPs of the norms of DoRA's rows, which are computed once for a micro batch."""
-    if config.adapter is None or not config.adapter.dora:
+    """Return the FLOPs of DoRA's norms and of LoHa's matrices, which are computed once for a micro batch."""
+    if config.adapter is None or not (config.adapter.dora or config.adapter.kind == "loha"):
         return 0
     flops = 0
     for layer in block_layers(config.model, config.adapter):
+        if layer.is_loha:
+            flops += 16 * layer.outputs * layer.inputs * layer.rank
+            continue
         rank, outputs = layer.rank, layer.outputs
         crossed = 2 * outputs * layer.inputs * rank
         squared = 2 * rank * rank * (len(layer.splits) * layer.inputs + outputs)
@@ -194,6 +201,8 @@ def _adapter_flops(
     rows = rows_of(layer.name, image_tokens, config.data.text_length)
     if (factors := layer.kronecker) is not None:
         down, up = (rows * flops for flops in factors.flops)
+    elif layer.is_loha:
+        down, up = 2 * rows * layer.outputs * layer.inputs, 0
     else:
         (stacked, inputs), (outputs, rank) = (layer.shapes[each] for each in ("lora_A", "lora_B"))
         down, up = 2 * rows * stacked * inputs, 2 * rows * outputs * rank

@@ -11,7 +11,7 @@ from fluxtrain.contract.model_base import Path, Rule, StrictModel
 Rank = Annotated[int, Field(ge=1, le=1024)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 KindRank = Annotated[int, Field(ge=0, le=1024)] | None
-AdapterKind = Literal["lora", "lokr"]
+AdapterKind = Literal["lora", "lokr", "loha"]
 BaseDtype = Literal["compute", "fp8"]
 AdapterLayout = Literal["kohya", "diffusers", "ai-toolkit", "bfl"]
 LayerName = Literal[
@@ -155,28 +155,28 @@ class AdapterConfig(StrictModel):
         ),
         Rule(
             "split_qkv",
-            "must be false if kind is lokr: a product updates the whole layer",
+            "must be false unless kind is lora: others update the whole layer",
             lambda adapter: _is_lora(adapter) or not adapter.split_qkv,
             "self.kind == 'lora' || !self.split_qkv",
             others=("kind",),
         ),
         Rule(
             "dropout",
-            "must be 0 if kind is lokr: it is of A x",
+            "must be 0 unless kind is lora: it is of A x",
             lambda adapter: _is_lora(adapter) or not adapter.dropout,
             "self.kind == 'lora' || double(self.dropout) == 0.0",
             others=("kind",),
         ),
         Rule(
             "rank_dropout",
-            "must be 0 if kind is lokr: it is of A x",
+            "must be 0 unless kind is lora: it is of A x",
             lambda adapter: _is_lora(adapter) or not adapter.rank_dropout,
             "self.kind == 'lora' || double(self.rank_dropout) == 0.0",
             others=("kind",),
         ),
         Rule(
             "dora",
-            "must be false if kind is lokr: its magnitudes are of a low-rank update",
+            "must be false unless kind is lora: its magnitudes are of a low-rank update",
             lambda adapter: _is_lora(adapter) or not adapter.dora,
             "self.kind == 'lora' || !self.dora",
             others=("kind",),
@@ -204,7 +204,7 @@ class AdapterConfig(StrictModel):
         ),
         Rule(
             "clip",
-            "must be null if kind is lokr: CLIP's adapters are low-rank",
+            "must be null unless kind is lora: CLIP's adapters are low-rank",
             lambda adapter: _is_lora(adapter) or adapter.clip is None,
             "self.kind == 'lora' || !has(self.clip)",
             others=("kind",),
@@ -219,7 +219,8 @@ class AdapterConfig(StrictModel):
     )
 
     kind: AdapterKind = "lora"
-    """``lora``: low-rank matrices B A; ``lokr``: the Kronecker product of two small matrices, LyCORIS'."""
+    """``lora``: low-rank matrices B A; ``lokr``: the Kronecker product of two small matrices;
+    ``loha``: the product, value times value, of two low-rank matrices, both LyCORIS'."""
     rank: Rank = 16
     """Rank of the update."""
     alpha: Annotated[float, Field(gt=0, le=1e6)] = 16.0

@@ -179,7 +179,7 @@ def require_adaptable(config: RunConfig, at: str) -> None:
     if config.task == "train" and config.initial_weights is None:
         text = "must name the weights that the adapters change"
         raise ConfigError(f"{at}.initial_weights", UNSET, text)
-    if config.adapter.kind == "lokr":
+    if config.adapter.kind != "lora":
         _require_for_products(config, config.adapter, at)
     if config.adapter.dora and config.adapter_file.layout == "ai-toolkit":
         text = (
@@ -205,10 +205,11 @@ def require_adaptable(config: RunConfig, at: str) -> None:
 def _require_for_products(config: RunConfig, adapter: AdapterConfig, at: str) -> None:
     layout = config.adapter_file.layout
     if layout not in ("kohya", "bfl"):
-        text = "must be kohya or bfl if adapter.kind is lokr: the others have no place for products"
+        text = f"must be kohya or bfl if adapter.kind is {adapter.kind}: "
+        text += "the others have no place for products"
         raise ConfigError(f"{at}.adapter_file.layout", layout, text)
     if adapter.rates.up != 1:
-        text = "must be 1 if adapter.kind is lokr: it has no matrices B"
+        text = f"must be 1 if adapter.kind is {adapter.kind}: it has no matrices B"
         raise ConfigError(f"{at}.adapter.rates.up", adapter.rates.up, text)
 
 
