@@ -370,10 +370,13 @@ class Kind(NamedTuple):
         return self.text if self.use == "not read" else f"{self.text}, which {self.use}"
 
 
-_ENCODERS, _ADAPTER = "spec.run.encoders takes", "spec.run.adapter.initial and added_adapters take"
+_ENCODERS, ADAPTER_USE = (
+    "spec.run.encoders takes",
+    "spec.run.adapter.initial and added_adapters take",
+)
 _WEIGHTS = "spec.run.initial_weights takes"
 _LORA = re.compile(
-    r"(?m)lora\d?[._]|lora_(up|down|[AB])|lokr_w|hada_w|\.diff(_b)?$|oft_|dora_scale|[._]ia3|\.b1\.weight$"
+    r"(?m)lora\d?[._]|lora_(up|down|[AB])|lokr_w|hada_w|\.diff(_b)?$|oft_|dora_scale|ia3_|vera_|fourierft_|\.[ab][12]\.weight$"
 )
 _ADAPTERS = (
     (
@@ -394,6 +397,9 @@ _ADAPTERS = (
         r"layers[._]\d+[._](self_attn|mlp)[._](q|k|v|o|gate|up|down)_proj",
         "a LoRA of a language model",
     ),
+    (r"oft_(blocks|diag|R)|[._]oft[._]", "an adapter by OFT"),
+    (r"\.[ab][12]\.weight$", "an adapter by GLoRA"),
+    (r"(vera|ia3|fourierft|boft)_", "an adapter of peft that is no LoRA"),
     (r"qweight|wscales", "a LoRA of Nunchaku's quantised weights"),
 )
 _MODELS = (
@@ -451,7 +457,7 @@ def kind_of_file(names: Iterable[str]) -> Kind | None:
         for pattern, kind in _ADAPTERS:
             if re.search(f"(?m){pattern}", text):
                 return Kind(kind)
-        return Kind("adapters", _ADAPTER)
+        return Kind("adapters", ADAPTER_USE)
     return next((kind for pattern, kind in _MODELS if re.search(f"(?m){pattern}", text)), None)
 
 
