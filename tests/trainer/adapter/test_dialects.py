@@ -18,6 +18,7 @@ from fluxtrain.adapter.merge import MergedWeights
 from fluxtrain.errors import DataError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.safetensors import identify
 
 TOLERANCE = 1e-5
 
@@ -63,6 +64,7 @@ def test_it_is_read_described_and_written_in_the_layouts_that_have_a_place(
     found = dict(describe_file(path))
     assert dialect.dialect in found["dialect"]
     assert found["holds"].startswith(dialect.holds) or dialect.holds in found["holds"]
+    assert identify(dialect.file.tensors).startswith("; it holds adapters, which spec.run.adapter")
     file = read_adapter(path, skip_unknown=True)
     for layout in LAYOUTS:
         target = tmp_path / f"{layout}.safetensors"

@@ -16,11 +16,13 @@ from tests.trainer.tiny_model import save_flux
 from torch import Tensor
 
 from fluxtrain.adapter.file import describe_file, read_adapter
-from fluxtrain.adapter.opening import initial_parameters
+from fluxtrain.adapter.merge import tell_skipped
+from fluxtrain.adapter.opening import initial_parameters, model_of
 from fluxtrain.cli import main
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
+from fluxtrain.parallel.distributed import World
 from fluxtrain.weights.reader import open_weights
 
 UP, DOWN = "lora_up.weight", "lora_down.weight"
@@ -29,6 +31,7 @@ OTHERS = {
     "SD 1.5": (["lora_unet_down_blocks_0_attentions_0_proj_in." + UP], "a LoRA of Stable Diffusion 1.5 or 2"),
     "SD 1.5 of diffusers": (["unet.down_blocks.0.attentions.0.to_q.lora_A.weight"], "a LoRA of Stable"),
     "SD 3": (["lora_unet_joint_blocks_0_x_block_attn_qkv." + UP], "a LoRA of Stable Diffusion 3"),
+    "HunyuanVideo": (["transformer.double_blocks.0.img_attn_qkv.lora_A.weight"], "a LoRA of HunyuanVideo"),
     "Wan": (["diffusion_model.blocks.0.self_attn.q.lora_A.weight"], "a LoRA of Wan"),
     "Qwen-Image": (
         ["transformer.transformer_blocks.0.img_mlp.net.0.proj.lora_A.weight",
@@ -142,6 +145,22 @@ def test_unknown_keys_are_left_out_only_with_the_option(
     assert f"2 unknown keys are left out: {UNKNOWN}" in capsys.readouterr().out
     assert main(["adapter", "info", str(source)]) == EXIT_OK
     assert f"unknown:       2: {UNKNOWN}" in capsys.readouterr().out
+
+
+def test_a_run_samples_with_the_layers_that_are_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = bundle(tmp_path)
+    save_flux(random_model(MODEL), tmp_path)
+    run = {"preset": "micro", "task": "sample", "initial_weights": "weights.safetensors"}
+    run |= {"model": open_weights(tmp_path / "weights.safetensors").model.model_dump()}
+    added = {"path": source.name, "strength": 0.5}
+    with pytest.raises(DataError, match="2 keys are unknown"):
+        model_of(resolve(run | {"added_adapters": [added]}), tmp_path)
+    model = model_of(resolve(run | {"added_adapters": [added | {"skip_unknown": True}]}), tmp_path)
+    assert model is not None
+    tell_skipped(model, World.alone())
+    assert f"2 unknown keys are left out: {UNKNOWN}" in capsys.readouterr().err
 
 
 def test_a_layer_of_another_shape_is_left_out_with_the_option(

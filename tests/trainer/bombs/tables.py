@@ -168,7 +168,7 @@ def overlapping(folder: Path) -> Path:
 def sparse(folder: Path) -> Path:
     """Write one tensor of 1 TiB that takes no space."""
     entry = {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}
-    return safetensors(folder, {"a.lora_A.weight": entry}, 1 << 40)
+    return safetensors(folder, {"lora_unet_img_in.lora_A.weight": entry}, 1 << 40)
 
 
 def long_header(folder: Path) -> Path:

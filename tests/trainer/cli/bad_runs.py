@@ -138,7 +138,7 @@ RUNS: list[BadRun] = [
     BadRun("a wider text encoder", other(context_in_dim=96),
            "txt_in.weight has shape [32, 96] but the model has [32, ", WEIGHTS),
     BadRun("a pickle", content("model.safetensors", b"PK\3\4" + bytes(100)),
-           NOT_WHOLE + "it is a pickle, which is not read)", WEIGHTS),
+           NOT_WHOLE + "it is a pickle, which is not read: get the .safetensors file)", WEIGHTS),
     BadRun("an empty file", content("model.safetensors", b""), NOT_WHOLE + "it has 0 bytes)", WEIGHTS),
     BadRun("weights that are cut off", cut("model.safetensors", {"img_in.weight": (64, 64)}, 4000),
            NOT_WHOLE + "tensor 'img_in.weight' ends at byte 16472 of 4000: cut off)", WEIGHTS),

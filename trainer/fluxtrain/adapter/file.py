@@ -178,21 +178,16 @@ def _require_place(layer: str, update: Update, layout: Layout) -> None:
 def _of_patch(
     layer: str, whole: Patches, patch: Patch, layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:
-    matrix, is_all = patch.matrix, patch.end - patch.first == whole.outputs
-    names = (
-        [layer]
-        if is_all
-        else [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
-    )
-    has_place = (
-        is_all and not patch.is_swapped if layout in PRODUCT_LAYOUTS else layout == "ai-toolkit"
-    )
-    if layout == "ai-toolkit":
-        names = [n for n, *rows in _rows(layer, whole) if rows == [patch.first, patch.end]]
-        has_place = patch.magnitude is None and patch.is_swapped == is_swapped(layer)
-    if not has_place or not names:
+    matrix, rows = patch.matrix, (patch.first, patch.end)
+    if layout in PRODUCT_LAYOUTS:
+        has_place = rows == (0, whole.outputs) and not patch.is_swapped
+        names = [_whole_key(layer, layout)] if has_place else []
+    else:
+        parts = _rows(layer, whole) if layout == "ai-toolkit" and patch.magnitude is None else ()
+        names = [diffusers_key(name) for name, *own in parts if tuple(own) == rows]
+    if not names or (layout == "ai-toolkit" and patch.is_swapped != is_swapped(layer)):
         raise ValueError(_no_place(layout, f"{layer}, {kind_of(whole)}"))
-    name = _whole_key(layer, layout) if layout in PRODUCT_LAYOUTS else diffusers_key(names[0])
+    (name,) = names
     if isinstance(matrix, Update):
         yield from _of_piece(name, matrix.whole(), layout)
     else:

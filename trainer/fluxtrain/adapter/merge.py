@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -99,6 +100,12 @@ def skipped(weights: Weights | None) -> list[str]:
     if not isinstance(weights, MergedWeights):
         return []
     return [*skipped(weights.base), *weights.skipped]
+
+
+def tell_skipped(weights: Weights, world: World) -> None:
+    """Print what `skipped` returns, on rank 0."""
+    for text in skipped(weights) if world.is_main else ():
+        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
 
 
 def left_out(weights: Weights) -> str:

@@ -15,8 +15,6 @@ KOHYA, BFL, DIFFUSERS = ("lora_unet_", "diffusion_model.", "transformer.")
 PREFIXES = {
     KOHYA: "kohya's sd-scripts",
     "lora_transformer_": "OneTrainer",
-    "lora_prior_unet_": "ComfyUI",
-    "lora_flux_": "kohya's sd-scripts",
     "lycoris_": "LyCORIS, as SimpleTuner uses it",
     "model.diffusion_model.": "ComfyUI's checkpoints",
     BFL: "ComfyUI, ai-toolkit",

@@ -6,7 +6,6 @@ the settings. Existing images are kept.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.merge import clip_adapters, skipped, with_updates
+from fluxtrain.adapter.merge import clip_adapters, tell_skipped, with_updates
 from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.process import FINISH, SAMPLE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -146,8 +145,7 @@ def write_images(
 def _load_model(config: RunConfig, paths: RunPaths, world: World, alive: Alive) -> Flux:
     weights = model_of(config, paths.models)
     assert weights is not None
-    for text in skipped(weights) if world.is_main else ():
-        print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
+    tell_skipped(weights, world)
     weights.verify(World.alone(), alive)  # other ranks may have no image
     with torch.device("meta"):
         model = Flux(config.model).to(DTYPES[config.precision.compute])

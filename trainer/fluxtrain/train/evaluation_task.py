@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from fluxtrain import __version__
-from fluxtrain.adapter.merge import Added, clip_adapters, updated, with_updates
+from fluxtrain.adapter.merge import Added, clip_adapters, tell_skipped, updated, with_updates
 from fluxtrain.adapter.opening import checkpoint_of, model_of
 from fluxtrain.contract.process import EVALUATE, EVALUATION_FILE, FINISH, RunPaths
 from fluxtrain.contract.run.config import RunConfig
@@ -109,6 +109,7 @@ def _validation_set(config: RunConfig, paths: RunPaths, world: World) -> Source:
 def _load(config: RunConfig, paths: RunPaths, world: World, endpoint: Endpoint) -> FlowLoss:
     weights = model_of(config, paths.models)
     assert weights is not None
+    tell_skipped(weights, world)
     weights.verify(world, endpoint.alive)
     model = build_model(config, world, weights.read(list(weights.shapes)), endpoint.alive)
     compute = DTYPES[config.precision.compute]
