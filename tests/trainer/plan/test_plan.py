@@ -592,8 +592,8 @@ def test_replicas_must_fit_one_size_of_the_job(
 
 def test_wrong_arguments_are_refused() -> None:
     config = make_config()
-    with pytest.raises(ConfigError, match=r"--gpu: got 'MI300A'; known: MI250X, MI300X, MI325X"):
-        make_plan(config, 1, 8, "MI300A")
+    with pytest.raises(ConfigError, match=r"--gpu: got 'MI300B'; known: MI250X, MI300A, MI300X"):
+        make_plan(config, 1, 8, "MI300B")
     with pytest.raises(ConfigError, match=r"--mfu: got 40; must be above 0 and at most 1"):
         make_plan(config, 1, 8, "h200", 40)
 

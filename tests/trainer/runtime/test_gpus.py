@@ -13,7 +13,16 @@ from tests.trainer.commands import fluxtrain
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.runtime import devices
-from fluxtrain.runtime.devices import GPUS, memory_of, missing_gpus, pin, require_gpus, unpin
+from fluxtrain.runtime.devices import (
+    GPUS,
+    find_device,
+    find_gpu,
+    memory_of,
+    missing_gpus,
+    pin,
+    require_gpus,
+    unpin,
+)
 
 FILE = """apiVersion: fluxtrain.dev/v1alpha1
 kind: FluxTraining
@@ -181,3 +190,38 @@ def test_no_later_launch_finds_the_error_of_memory_that_cannot_be_pinned(
     runtime.launch()
     unpin(memory)
     runtime.launch()
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("AMD Instinct MI300X", "mi300x"),
+        ("AMD Instinct MI300A", "MI300A"),
+        ("AMD Instinct MI308X", "mi308x"),
+        ("AMD Instinct MI350X", "mi350x"),
+        ("AMD Radeon RX 7900 XTX", "rx7900xtx"),
+        ("AMD Radeon RX 9070 XT", "rx-9070-xt"),
+        ("AMD Radeon PRO W7900 Dual Slot", "w7900"),
+        ("Radeon 8060S Graphics", "strixhalo"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA H100 80GB HBM3", " h100 "),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name_and_by_a_short_one(name: str, gpu: str) -> None:
+    assert find_device(name) == find_gpu(gpu)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AMD Radeon RX 7900 XT",
+        "AMD Radeon RX 9070",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H100 PCIe",
+    ],
+)
+def test_a_slower_board_of_almost_the_same_name_is_not_known(name: str) -> None:
+    assert find_device(name) is None

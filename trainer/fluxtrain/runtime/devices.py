@@ -16,7 +16,7 @@ from torch import Tensor
 from fluxtrain.errors import ConfigError
 
 _TERA, _MEBI = 1e12, 1 << 20
-_SLOWER_BOARDS = {"PCIE", "NVL"}  # boards of the same name with a lower peak
+_SLOWER_BOARDS = {"PCIE", "NVL", "LAPTOP", "D"}  # boards of the same name with a lower peak
 
 _FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
 _ROCM_INDEX = "--index-url https://download.pytorch.org/whl/rocm6.4"
@@ -38,16 +38,37 @@ class Gpu:
 
 _ROWS: list[tuple[str, float, float | None, int]] = [
     ("MI250X", 191.5, None, 65_520),  # a die of two, which torch and Kubernetes count as a GPU
+    ("MI300A", 980.6, 1961.2, 131_056),  # shared with the CPU
     ("MI300X", 1307.4, 2614.9, 196_592),
+    (
+        "MI308X",
+        344.0,
+        688.1,
+        196_592,
+    ),  # 80 of the MI300X's 304 compute units: no data sheet is public
     ("MI325X", 1307.4, 2614.9, 262_128),
+    ("MI350X", 2306.9, 4613.7, 294_896),
     ("MI355X", 2516.6, 5033.0, 294_896),
     ("H100", 989.4, 1978.9, 81_559),
     ("H200", 989.4, 1978.9, 143_771),
     ("B200", 2250.0, 4500.0, 183_359),
     ("GB200", 2500.0, 5000.0, 189_471),
     ("GB300", 2500.0, 5000.0, 274_658),  # the data sheet's 288e9 bytes, a lower bound
+    ("RX 7900 XTX", 122.8, None, 24_560),
+    ("RX 9070 XT", 194.6, 389.3, 16_304),
+    ("W7900", 122.6, None, 46_064),  # with ECC, the default
+    (
+        "Strix Halo",
+        59.4,
+        None,
+        98_304,
+    ),  # the largest part of the machine's memory that its BIOS gives it
+    ("RTX 4090", 165.2, 330.3, 24_564),  # sums in float32, as those of the next
+    ("RTX 5090", 209.5, 419.0, 32_607),
 ]
 """Name, dense bfloat16 and fp8 in TFLOP/s, memory in MiB as the driver reports it."""
+_OTHER_NAMES = {"8060S": "Strix Halo"}
+"""What drivers call a GPU, and what the table does."""
 GPUS = {
     name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, memory * _MEBI)
     for name, peak, fp8, memory in _ROWS
@@ -55,11 +76,16 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU called ``name``, ignoring case; raise ConfigError if it is unknown."""
-    gpu = GPUS.get(name.strip().upper())
+    """Return the GPU called ``name``, such as ``rx7900xtx``; raise ConfigError if it is unknown."""
+    gpu = next((gpu for known, gpu in GPUS.items() if _plain(known) == _plain(name)), None)
     if gpu is None:
         raise ConfigError("--gpu", name, f"known: {', '.join(GPUS)}")
     return gpu
+
+
+def _plain(name: str) -> str:
+    """Return ``name`` in small letters, with neither blanks nor hyphens."""
+    return re.sub(r"[\s_-]", "", name).lower()
 
 
 @dataclass(frozen=True)
@@ -82,12 +108,24 @@ def find_peak(device_name: str, dtype: str) -> Peak | None:
 
     ``dtype`` is bfloat16 or fp8; peaks of others are not in the table.
     """
-    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
-    gpu = next((gpu for name, gpu in GPUS.items() if name in parts), None)
-    if gpu is None or parts & _SLOWER_BOARDS:
+    gpu = find_device(device_name)
+    if gpu is None:
         return None
     flops = {"bfloat16": gpu.peak_flops, "fp8": gpu.fp8_flops}.get(dtype)
     return None if flops is None else Peak(gpu.name, dtype, flops)
+
+
+def find_device(device_name: str) -> Gpu | None:
+    """Return the GPU of the table that torch calls ``device_name``; None if it is none of them."""
+    parts = set(re.split(r"[^A-Z0-9]+", device_name.upper()))
+    if parts & _SLOWER_BOARDS:
+        return None
+    parts |= {part for name in parts & set(_OTHER_NAMES) for part in _words(_OTHER_NAMES[name])}
+    return next((gpu for name, gpu in GPUS.items() if _words(name) <= parts), None)
+
+
+def _words(name: str) -> set[str]:
+    return set(name.upper().split())
 
 
 def peak_flops(device_name: str) -> float | None:
