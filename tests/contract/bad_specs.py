@@ -375,6 +375,7 @@ OBJECTIVE = [
 ]  # fmt: skip
 RUNNING = [
     Bad("spec.run.parallel.micro_batch_size", 0, "greater than or equal to 1"),
+    Bad("spec.run.parallel.micro_batch_size", "most", "should match '^auto$'"),
     Bad("spec.run.parallel.dp_replicate", 0, "greater than or equal to 1"),
     Bad("spec.run.parallel.dp_replicate", "per_node", "should match '^per-node$'"),
     Bad("spec.run.parallel.activation_checkpointing", True, "must be of type number"),

@@ -31,10 +31,11 @@ from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallel.compile import attention_backend
 from fluxtrain.parallel.parallelize import recompute_activations
 from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank
-from fluxtrain.plan.estimate import USABLE, make_plan
+from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import render
 from fluxtrain.runtime.devices import GPUS, peak_flops
 from fluxtrain.train.memory import Memory, memory
+from fluxtrain.train.micro_batch import USABLE
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

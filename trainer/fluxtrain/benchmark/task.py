@@ -108,7 +108,7 @@ class Study:
         """Search for the largest micro batch; measure it and the powers of two below it."""
         largest = largest_that_fits(
             lambda batch: self._result(self._trial(setting, batch, is_measured=False)).fits,
-            self._config.parallel.micro_batch_size,
+            self._config.parallel.most_samples,
             self._config.benchmark.largest_micro_batch,
         )
         _print(f"{setting}: the largest micro batch that fits is {largest}")

@@ -105,7 +105,7 @@ class BatchShares:
         """
         batch = config.schedule.global_batch_size
         share = -(-batch // num_ranks)
-        largest = min(config.parallel.micro_batch_size, share)
+        largest = min(config.parallel.most_samples, share)
         if batch % num_ranks:
             size = -(-share // -(-share // largest))
         else:

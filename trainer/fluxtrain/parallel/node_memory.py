@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig
-from fluxtrain.contract.run.config import RunConfig, Sharding
+from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, is_quantized
 from fluxtrain.model.layers import Shape, adapted_layers, entries
@@ -129,9 +129,9 @@ def _samples(config: RunConfig, num_ranks: int) -> int:
     evaluates = (
         config.evaluation.every_samples or config.evaluation.at_start or config.evaluation.at_end
     )
-    return min(config.parallel.micro_batch_size, share) + (
-        config.evaluation.batch_size if evaluates else 0
-    )
+    most = config.parallel.micro_batch_size
+    micro_batch = share if most == AUTO else min(most, share)
+    return micro_batch + (config.evaluation.batch_size if evaluates else 0)
 
 
 def sample_bytes(config: RunConfig) -> int:

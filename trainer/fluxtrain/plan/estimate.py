@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes
 from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank, sent_within_node
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.runtime.devices import Gpu, find_gpu, find_peak
-from fluxtrain.train.memory import Memory, memory, settle_resharding, state_bytes, sum_error
+from fluxtrain.train.memory import Memory, settle_resharding, state_bytes, sum_error
+from fluxtrain.train.micro_batch import Room, largest_micro_batch, settle_micro_batch, step_memory
 
 DEFAULT_GPU = "MI300X"
 DEFAULT_MFU = 0.3
@@ -33,11 +33,6 @@ DEFAULT_FP8_MFU = 0.2
 """Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
 HOST_LINK = 25e9
 """Assumed bytes per second from host memory to a GPU: what PCIe 4.0 with 16 lanes reaches, half of 5.0's."""
-USABLE = 0.9
-"""Usable fraction of a GPU's memory: contexts, collectives and fragmentation need the rest."""
-
-_MOST_SAMPLES = 1 << 16
-"""Larger micro batches are not looked for."""
 
 
 class Plan(BaseModel):
@@ -63,6 +58,8 @@ class Plan(BaseModel):
     """Whether the ranks of one replica are on several nodes, which gather its weights from each other."""
     global_batch_size: int
     """Samples of one optimizer step."""
+    requested_micro_batch: int | str
+    """``parallel.micro_batch_size`` of the config."""
     micro_batch_size: int
     """Samples of one forward pass on one rank."""
     accumulation_steps: int
@@ -162,10 +159,9 @@ def make_plan(
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
     ranks_per_node = max(gpus_per_node, 1)
     num_ranks = nodes * ranks_per_node
-    shares = BatchShares.of(config, num_ranks)
-    found = None
-    if measured is not None:
-        found = measured.of(config, num_ranks, shares.micro_batch_size)
+    given = config
+    # all its micro batches are of one GPU
+    found = None if measured is None else measured.of(given, num_ranks, 1)
     if found and gpu and _gpu_of(found) is None:
         text = (
             f"a measurement on {found.device}, whose peak is unknown, says nothing of another GPU"
@@ -174,6 +170,12 @@ def make_plan(
     device = assumed_gpu(gpu or (_gpu_of(found) if found else None), gpus_per_node)
     if device is None:
         config = _on_cpus(config)
+    room = Room.of(device.memory_bytes if device else None, ranks_per_node, memory_limit)
+    requested = config.parallel.micro_batch_size
+    config = settle_micro_batch(config, num_ranks, ranks_per_node, room)
+    shares = BatchShares.of(config, num_ranks)
+    if measured is not None:
+        found = measured.of(given, num_ranks, shares.micro_batch_size)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
     settled = settle_resharding(
         config, num_ranks, ranks_per_node, device.memory_bytes if device else None
@@ -184,7 +186,7 @@ def make_plan(
     steps = None if config.schedule.epochs is not None else config.schedule.steps
     steps = pictures.steps if pictures is not None else steps
     computed = batch + shares.padding
-    largest = _largest_micro_batch(config, sharding, device)
+    largest = None if device is None else largest_micro_batch(config, sharding, room)
     flops = run_flops(config)
     speed, mfu = _speed(device, mfu, flops, found, config)
     rate = speed and speed * num_ranks * batch / computed
@@ -203,6 +205,7 @@ def make_plan(
         dp_shard=sharding.dp_shard,
         shards_cross_nodes=sharding.crosses_nodes,
         global_batch_size=batch,
+        requested_micro_batch=requested,
         micro_batch_size=micro_batch,
         accumulation_steps=accumulation,
         gradient_sum_error=sum_error(config, sharding, accumulation),
@@ -210,7 +213,7 @@ def make_plan(
         padded_samples=shares.padding,
         padding_percent=100 * shares.padding / computed,
         largest_micro_batch=largest,
-        fits=None if device is None else _fits(config, sharding, device, micro_batch),
+        fits=None if device is None else room.has(config, sharding, micro_batch),
         parameters=counts.total,
         trainable_parameters=trained,
         flops_per_sample=flops,
@@ -219,7 +222,7 @@ def make_plan(
         num_image_sizes=len(config.data.latent_sizes),
         reshards_after_forward=settled.parallel.reshards,
         weight_dtype=config.precision.weights,
-        memory_bytes_per_gpu=_memory(settled, sharding, micro_batch, device is not None),
+        memory_bytes_per_gpu=step_memory(settled, sharding, micro_batch, room.is_gpu),
         offloaded_bytes_per_node=ranks_per_node * sum(offloaded),
         offload_copied_bytes_per_step=copied,
         offload_seconds_per_step=copied / HOST_LINK,
@@ -287,35 +290,6 @@ def _speed(
         return None, None
     mfu = mfu or (DEFAULT_MFU if config.precision.fp8 == "none" else DEFAULT_FP8_MFU)
     return _peak(device, config) * mfu / flops, mfu
-
-
-def _memory(
-    config: RunConfig, sharding: Sharding, micro_batch: int, copies_ahead: bool = True
-) -> Memory:
-    """Return the peak memory at micro batches of ``micro_batch`` samples; fewer than the share accumulate."""
-    share = -(-config.schedule.global_batch_size // sharding.num_ranks)
-    accumulates = micro_batch < share
-    return memory(config, sharding, micro_batch, accumulates, copies_ahead=copies_ahead)
-
-
-def _fits(config: RunConfig, sharding: Sharding, device: Gpu, micro_batch: int) -> bool:
-    return _memory(config, sharding, micro_batch).total <= USABLE * device.memory_bytes
-
-
-def _largest_micro_batch(config: RunConfig, sharding: Sharding, device: Gpu | None) -> int | None:
-    """Return the largest micro batch that fits, 0 if none does; of any global batch that is large enough."""
-    if device is None:
-        return None
-    share = -(-config.schedule.global_batch_size // sharding.num_ranks)
-    # memory grows with the micro batch on both sides of the share, where gradients stop to accumulate
-    for smallest, end in ((share, _MOST_SAMPLES), (1, share)):
-        sizes = range(smallest, end)
-        fitting = bisect_left(
-            sizes, True, key=lambda size: not _fits(config, sharding, device, size)
-        )
-        if fitting:
-            return sizes[fitting - 1]
-    return 0
 
 
 def _sample_bytes(config: RunConfig) -> int:

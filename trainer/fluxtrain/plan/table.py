@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, USABLE, Plan
+from fluxtrain.contract.run.config import AUTO
+from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.runtime.progress import binary, decimal
 from fluxtrain.state.free_memory import reserve_of
+from fluxtrain.train.micro_batch import USABLE
 
 Row = tuple[str, str, str]  # name, value, remark
 
@@ -73,6 +75,8 @@ def _step(plan: Plan) -> list[Row]:
 
 def _accumulation(plan: Plan) -> str:
     text = f"× {plan.accumulation_steps} per step"
+    if plan.requested_micro_batch == AUTO:
+        text += f"; auto, found for {'this GPU' if plan.gpu else 'half of the memory'}"
     if plan.gradient_sum_error:
         percent = 100 * plan.gradient_sum_error
         text += f"; the sum of gradients, in bfloat16, has an error of about {percent:.2f} %"

@@ -18,6 +18,7 @@ from fluxtrain.plan.measurement import Measured, compiled_kernels, eager, encode
 from fluxtrain.runtime.devices import Gpu
 from fluxtrain.runtime.progress import binary, decimal
 from fluxtrain.train.memory import Memory, memory, settle_resharding
+from fluxtrain.train.micro_batch import Room, settle_micro_batch
 
 MEMORY_TOLERANCE = 0.05
 """Largest allowed difference of the peak, as a fraction of what was measured."""
@@ -98,9 +99,11 @@ def verify(
     """
     has_gpu = gpu is not None
     memory_bytes = gpu.memory_bytes if gpu else None
-    config = settle_resharding(config, num_nodes * ranks_per_node, ranks_per_node, memory_bytes)
-    measured = measure(config, num_nodes, ranks_per_node, has_gpu)
     num_ranks = num_nodes * ranks_per_node
+    room = Room.of(memory_bytes, ranks_per_node)
+    config = settle_micro_batch(config, num_ranks, ranks_per_node, room)
+    config = settle_resharding(config, num_ranks, ranks_per_node, memory_bytes)
+    measured = measure(config, num_nodes, ranks_per_node, has_gpu)
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     shares = BatchShares.of(config, num_ranks)
     size, accumulates = shares.micro_batch_size, shares.accumulation_steps > 1

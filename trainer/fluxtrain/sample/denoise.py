@@ -145,7 +145,7 @@ def turns(prompts: Sequence[Prompt], config: RunConfig, ranks: int) -> Iterator[
 
 def batches(prompts: Sequence[Prompt], config: RunConfig, ranks: int = 1) -> Iterator[list[int]]:
     """Yield the indices of ``prompts`` that a rank samples at once: alike, and no more than a micro batch."""
-    budget = config.parallel.micro_batch_size * config.data.image_size**2
+    budget = config.parallel.most_samples * config.data.image_size**2
     waiting = dict[tuple[int, int, int, float, float | None], list[int]]()
     for index, each in enumerate(prompts):
         key = each.width, each.height, each.num_steps, each.cfg_scale, each.guidance

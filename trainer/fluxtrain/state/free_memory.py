@@ -115,6 +115,11 @@ def free_bytes(root: Path = Path("/")) -> int:
     return min(bound.free for bound in _of_system(root))
 
 
+def memory_limit(root: Path = Path("/")) -> int:
+    """Return the bytes of the machine, or of the smallest limit of this process's cgroups."""
+    return min(bound.limit for bound in _of_system(root))
+
+
 def _of_system(root: Path) -> Iterator[Bound]:
     with suppress(OSError, ValueError, LookupError):
         values = _values(root / "proc/meminfo")

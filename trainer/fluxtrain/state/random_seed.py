@@ -46,31 +46,44 @@ def settled_seed(output: Path) -> int:
     A run that was started with a number as its seed has it in its checkpoints. Raises StorageError.
     """
     path = output / SEED_FILE
-    try:
-        seed, source = _kept(path), f"of {path}"
-        if seed is None:
-            seed, source = _of_checkpoint(output), "of the newest checkpoint"
-        if seed is None:
-            seed, source = secrets.randbelow(LARGEST_SEED + 1), f"drawn; kept in {path}"
-            output.mkdir(parents=True, exist_ok=True)
-            with atomic_write_by_several(path) as partial:
-                write_to_disk(partial, f"{seed}\n")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read or written ({error.strerror})") from None
+    seed, source = kept_number(path, LARGEST_SEED), f"of {path}"
+    if seed is None:
+        seed, source = _of_checkpoint(output), "of the newest checkpoint"
+    if seed is None:
+        seed, source = secrets.randbelow(LARGEST_SEED + 1), f"drawn; kept in {path}"
+        keep_number(path, seed)
     print(f"fluxtrain: seed {seed} ({source})", file=sys.stderr, flush=True)
     return seed
 
 
-def _kept(path: Path) -> int | None:
-    """Return the seed in ``path``, None without the file; raise StorageError if it holds none."""
+def kept_number(path: Path, most: int) -> int | None:
+    """Return the number in ``path``, None without the file; StorageError if it is none, or above ``most``."""
     try:
         text = path.read_text(errors="replace", encoding="utf-8").strip()
     except FileNotFoundError:
         return None
-    is_short = len(text) <= len(str(LARGEST_SEED))  # int() refuses thousands of digits
-    if not (is_short and text.isascii() and text.isdecimal() and int(text) <= LARGEST_SEED):
-        raise StorageError(f"{path}: not a seed; write the one of the run's mlperf.log there")
+    except OSError as error:
+        raise _inaccessible(path, error) from None
+    is_short = len(text) <= len(str(most))  # int() refuses thousands of digits
+    if not (is_short and text.isascii() and text.isdecimal() and int(text) <= most):
+        raise StorageError(
+            f"{path}: not a {path.name}; write the one of the run's mlperf.log there"
+        )
     return int(text)
+
+
+def keep_number(path: Path, number: int) -> None:
+    """Write ``number`` to ``path``, whose folder is made; raise StorageError if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write_by_several(path) as partial:
+            write_to_disk(partial, f"{number}\n")
+    except OSError as error:
+        raise _inaccessible(path, error) from None
+
+
+def _inaccessible(path: Path, error: OSError) -> StorageError:
+    return StorageError(f"{path}: cannot be read or written ({error.strerror})")
 
 
 def _of_checkpoint(output: Path) -> int | None:

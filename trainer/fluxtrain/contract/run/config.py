@@ -205,14 +205,19 @@ LARGEST_SEED = 2**53 - 1
 """The largest integer that every JSON parser reads exactly."""
 
 
+AUTO: Final = "auto"
+"""The value of ``parallel.micro_batch_size`` with which a run finds its own."""
 Kernel = Literal["blocks", "optimizer"]
 
 
 class ParallelConfig(StrictModel):
     """Distribution of a global batch over ranks; does not change what is computed."""
 
-    micro_batch_size: Positive = 32
-    """Maximum samples per rank and forward pass; the rank's share is split evenly, with padding if needed."""
+    micro_batch_size: Positive | Literal["auto"] = 32
+    """Maximum samples per rank and forward pass; the rank's share is split evenly, with padding if needed.
+    ``auto``: a training takes the most that fit the smallest GPU by the estimate of ``fluxtrain plan``, or
+    half of the memory of a machine without one; the number is printed, and kept in the output for all later
+    starts as long as it fits."""
     dp_replicate: Positive | Literal["per-node"] = 1
     """Replicas of the sharded state (HSDP); 1 is plain FSDP2; ``per-node``: each node holds one, however many
     nodes there are. Fewer than the number are used if the ranks of each would not be part of one node, or
@@ -240,6 +245,12 @@ class ParallelConfig(StrictModel):
     matrix products of the blocks in bfloat16, and ``optimizer``, AdamW's step; both need GPUs and compiled
     blocks. Null: those that the run and its GPU allow, which the run's config.json names. []: none. A
     training that names one which cannot run is refused."""
+
+    @property
+    def most_samples(self) -> int:
+        """Return ``micro_batch_size``, which the trainer has replaced by a number if it was ``auto``."""
+        assert isinstance(self.micro_batch_size, int), "train.micro_batch has found it"
+        return self.micro_batch_size
 
     @property
     def reshards(self) -> bool:

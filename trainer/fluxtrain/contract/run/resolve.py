@@ -9,7 +9,7 @@ from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.adapter import AdapterConfig, LayerName, kind_of, selected_blocks
 from fluxtrain.contract.run.closed_division import require_schedule, schedule_values
-from fluxtrain.contract.run.config import RunConfig, value_at
+from fluxtrain.contract.run.config import AUTO, RunConfig, value_at
 from fluxtrain.contract.run.data import BucketsConfig, without_decided
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.presets import PRESETS
@@ -26,6 +26,7 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     config = validate(RunConfig, with_preset(run), at)
     closed_division.require_allowed(config, at)
     require_schedule(run, config, at)
+    _require_number(config, at)
     require_adaptable(config, at)
     require_buckets(config, at)
     require_data(config, at)
@@ -161,6 +162,12 @@ def _require_side(buckets: BucketsConfig, side: int, path: str) -> None:
             "if it has no resolutions"
         )
         raise ConfigError(path, side, text)
+
+
+def _require_number(config: RunConfig, at: str) -> None:
+    if config.parallel.micro_batch_size == AUTO and config.task != "train":
+        text = "must be a number unless task is train, which finds one"
+        raise ConfigError(f"{at}.parallel.micro_batch_size", AUTO, text)
 
 
 _TASKS = ("train", "benchmark")
