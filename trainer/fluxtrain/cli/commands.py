@@ -30,6 +30,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # in the order of use; the commands that are run in pods come last
     user = (
+        run.add_init,
         run.add,
         prepare.add_fetch,
         prepare.add,

@@ -93,7 +93,7 @@ def check_data(arguments: argparse.Namespace) -> int:
     config: RunConfig | None = None
     try:
         config = _config(arguments)
-        found = _check(config, _root(arguments), is_shown=sys.stderr.isatty())
+        found = check_pictures(config, _root(arguments))
         _print_notes(config, _root(arguments))
         refusal = found.refusal(config)
         if refusal and not found.inspection.used:
@@ -198,17 +198,19 @@ def _root(arguments: argparse.Namespace) -> Path:
     return Path(reference_environment.root("data", os.environ).value)
 
 
-def _check(config: RunConfig, root: Path, is_shown: bool) -> PictureCheck:
+def check_pictures(config: RunConfig, root: Path, decodes: bool = True) -> PictureCheck:
+    """Return what ``config`` makes of its pictures below ``root``, which it ``decodes`` or only reads."""
     from fluxtrain.picture_cache.check import check_run, run_pictures
     from fluxtrain.runtime.progress_bar import ProgressBar
 
+    is_shown = sys.stderr.isatty()
     with TemporaryDirectory() as output:
         paths = RunPaths(Path(output), root, root)
         with (
             run_pictures(config, paths, is_shown) as (pictures, skipped, left_out),
             ProgressBar("check", len(pictures), is_shown=is_shown) as bar,
         ):
-            return check_run(config, pictures, skipped, left_out, lambda: bar.advance(1))
+            return check_run(config, pictures, skipped, left_out, lambda: bar.advance(1), decodes)
 
 
 def _draw(file: Path, found: PictureCheck, is_default: bool) -> ContactSheet | None:

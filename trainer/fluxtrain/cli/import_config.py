@@ -61,7 +61,7 @@ def _action(arguments: argparse.Namespace) -> int:
         source, stem = arguments.file.name, arguments.file.stem
     if arguments.strict:
         refuse_lost(imported, source)
-    text = file_text(imported, _job_name(stem), source, arguments.gpus)
+    text = file_text(imported, job_name(stem), source, arguments.gpus)
     for line in report(imported):
         print(line, file=sys.stderr)
     if arguments.prompt_file and not imported.prompts:
@@ -98,7 +98,7 @@ def _check_prompt_file(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prompt-file", str(file), "must end in .txt")
 
 
-def _job_name(stem: str) -> str:
+def job_name(stem: str) -> str:
     """Return ``stem`` as the name of a job: small letters, digits and '-'."""
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:60].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")

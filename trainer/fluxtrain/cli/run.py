@@ -7,8 +7,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fluxtrain.cli import arguments as reference_environment
 from fluxtrain.cli.arguments import (
@@ -24,6 +25,8 @@ from fluxtrain.cli.arguments import (
     run_task,
     whole_number,
 )
+from fluxtrain.cli.data import check_pictures, run_of_source
+from fluxtrain.cli.import_config import job_name
 from fluxtrain.contract.process import (
     ADAPTERS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -40,11 +43,15 @@ from fluxtrain.contract.resource.pod_template import amount
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_benchmark, is_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.overrides import refuse_variables
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
 from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
+
+if TYPE_CHECKING:
+    from fluxtrain.plan.first_file import Machine
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
@@ -330,6 +337,122 @@ def add_plan(commands: Commands) -> None:
     )
     parser.add_argument("--verify", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
+
+
+def add_init(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "write the first file of a LoRA for a folder of pictures and a GPU"
+    parser = add_command(
+        commands,
+        "init",
+        write_first_file,
+        help=text,
+        description="Write a FluxTraining of a LoRA that fits the GPUs by fluxtrain plan.",
+    )
+    text = "folder of pictures, here or below --data, with captions beside them or without"
+    parser.add_argument("pictures", type=path, metavar="PICTURES", help=text)
+    text = "word that stands for what the pictures show; it comes before each caption"
+    parser.add_argument("--trigger", metavar="WORD", help=text)
+    text = "dev or schnell (default: dev)"
+    parser.add_argument("--base", default="dev", help=text)
+    text = "GPU model, such as rx7900xtx or mi300x (default: the smallest of this machine)"
+    parser.add_argument("--gpu", help=text)
+    text = "nodes (default: 1)"
+    parser.add_argument("--nodes", type=whole_number, default=1, metavar="N", help=text)
+    text = "GPUs of each node (default: those of this machine, or 1 with --gpu)"
+    parser.add_argument("--gpus-per-node", type=whole_number, metavar="N", help=text)
+    text = "file to write (default: PICTURES.yaml); it must not exist"
+    parser.add_argument("--output", type=path, metavar="FILE", help=text)
+    parser.add_argument("--force", action="store_true", help="replace the file if it exists")
+    add_paths(parser)
+
+
+def write_first_file(arguments: argparse.Namespace) -> int:
+    """Look at the pictures, write the file, and print how to fetch, run and look."""
+    from fluxtrain.plan import first_file
+
+    first_file.require_base(arguments.base)
+    root, images = _pictures(arguments)
+    name = job_name(arguments.pictures.resolve().name)
+    file = arguments.output or Path(f"{name}.yaml")
+    if file.exists() and not arguments.force:
+        text = "exists already; name another one with --output, or replace it with --force"
+        raise ConfigError("--output", str(file), text)
+    machine = _machine(arguments)
+    config = resolve(run_of_source(images, root, first_file.SIDES[-1]))
+    look = check_pictures(config, root)
+    if refusal := look.refusal(config):
+        raise refusal
+    run = first_file.first_run(
+        images, look.inspection, name, arguments.trigger or None, arguments.base, machine
+    )
+    config = resolve(run)
+    look = check_pictures(config, root, decodes=False)
+    about = first_file.summary(config, len(look.inspection.used), look.steps, machine)
+    text = first_file.file_text(name, run, config, about, machine)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
+    print(f"{file}: {about}")
+    for line in _next_steps(arguments, file, name, config):
+        print(line)
+    return EXIT_OK
+
+
+def _pictures(arguments: argparse.Namespace) -> tuple[Path, str]:
+    """Return a data root and the pictures as the file names them: below it, or, on one node, a whole path."""
+    given, root = arguments.pictures, arguments.data
+    for folder in (given, root / given):
+        if folder.is_dir():
+            whole, above = folder.resolve(), root.resolve()
+            if whole.is_relative_to(above) and whole != above:
+                return root, str(whole.relative_to(above))
+            return (root, str(whole)) if arguments.nodes == 1 else (whole.parent, whole.name)
+    text = f"must be a folder; there is none here, nor below {root}"
+    raise ConfigError("PICTURES", str(given), text)
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    from fluxtrain.plan.first_file import Machine, gpu_here
+    from fluxtrain.runtime.devices import find_gpu, num_visible
+
+    gpu = find_gpu(arguments.gpu) if arguments.gpu else gpu_here()
+    given = arguments.gpus_per_node
+    per_node = given if given is not None else 1 if arguments.gpu else num_visible()
+    for option, count, most in (
+        ("--nodes", arguments.nodes, MAX_NODES),
+        ("--gpus-per-node", per_node, 64),
+    ):
+        if not 1 <= count <= most:
+            raise ConfigError(option, count, f"must be between 1 and {most}")
+    return Machine(gpu, arguments.nodes, per_node)
+
+
+def _next_steps(
+    arguments: argparse.Namespace, file: Path, name: str, config: RunConfig
+) -> Iterator[str]:
+    from fluxtrain.plan.first_file import fetching
+
+    commands = fetching(config, arguments.models, arguments.base)
+    yield f"  fetch  {' && '.join(commands) or f'nothing: all weights are in {arguments.models}'}"
+    if commands:
+        licence = f"the licence of FLUX.1-{arguments.base}"
+        yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"
+    default = reference_environment.root
+    options = "".join(
+        f" --{kind} {getattr(arguments, kind)}"
+        for kind in ("data", "models")
+        if str(getattr(arguments, kind)) != default(kind, os.environ).value
+    )
+    page = "http://127.0.0.1:9464"
+    if arguments.nodes > 1:
+        yield f"  run    kubectl apply -f {file}, with pictures and weights in the job's volumes"
+        yield f"  look   kubectl port-forward POD_OF_RANK_0 9464, then {page}"
+    else:
+        output = reference_environment.output(name, os.environ).value
+        yield f"  run    fluxtrain run {file}{options}"
+        yield f"  look   {page} while it trains, then {output}/{GALLERY_FILE}"
 
 
 def print_plan(arguments: argparse.Namespace) -> int:

@@ -207,7 +207,7 @@ def _time(plan: Plan) -> list[Row]:
     rate = plan.samples_per_second
     return [
         ("throughput", f"{rate:,.1f} samples/s", f"{rate / plan.num_ranks:.2f} per GPU"),
-        ("training", _duration(plan.seconds), steps),
+        ("training", duration(plan.seconds), steps),
     ]
 
 
@@ -299,7 +299,8 @@ def _assumptions(plan: Plan) -> list[str]:
     return lines
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in the unit that people would use."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 2 * 3600:

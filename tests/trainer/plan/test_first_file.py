@@ -1,0 +1,226 @@
+"""``fluxtrain init``: the file that it writes for a folder of pictures fits the GPU, and runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+from tests.trainer.commands import fluxtrain
+from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders
+from tests.trainer.tiny_model import initialised, save_flux, tiny_model
+
+from fluxtrain.cli import main
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.plan.estimate import make_plan
+from fluxtrain.runtime.devices import GPUS
+
+SIZES = [(96, 64), (64, 96), (80, 80)]
+
+
+def write_pictures(folder: Path, count: int = 6, captions: int = 0, scale: int = 2) -> Path:
+    folder.mkdir()
+    for index in range(count):
+        width, height = SIZES[index % 3]
+        picture = Image.new("RGB", (scale * width, scale * height), (40 * index, 90, 160))
+        picture.save(folder / f"{index}.png")
+        if index < captions:
+            (folder / f"{index}.txt").write_text(f'a "red" thing,\nnumber {index}')
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which has nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATAROOT", "MODELROOT", "LOGDIR", "FLUXTRAIN_DATA", "FLUXTRAIN_MODELS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def init(*words: str) -> int:
+    return main(["init", *words])
+
+
+def written(file: str) -> RunConfig:
+    return resolve(load_job(Path(file)).spec.run)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_the_file_fits_each_gpu_by_plan(here: Path, gpu: str) -> None:
+    write_pictures(here / "cats", scale=16)
+    assert init("cats", "--trigger=ohwx", f"--gpu={gpu}") == EXIT_OK
+    config = written("cats.yaml")
+    assert (config.data.image_size, config.parallel.micro_batch_size) == (1024, "auto")
+    plan = make_plan(config, 1, 1, gpu)
+    assert plan.fits, plan
+    assert plan.micro_batch_size >= 1
+    dear = GPUS[gpu].memory_bytes < 20 << 30
+    assert (config.parallel.offload_blocks > 0) == dear, "only where nothing cheaper fits"
+
+
+def test_captions_become_prompts_and_the_trigger_comes_before_each(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(here / "My Cats", captions=6)
+    assert init("My Cats", "--trigger=ohwx", "--gpu=mi300x", "--base=schnell") == EXIT_OK
+    config = written("my-cats.yaml")
+    assert config.preset == "schnell-lora"
+    assert str(config.data.images) == str(here / "My Cats")
+    assert config.data.caption_prefix == "ohwx"
+    assert config.data.buckets is not None
+    assert config.data.image_size == 512, "the pictures are smaller still"
+    assert config.sampling.prompts[0] == 'ohwx a "red" thing, number 0'
+    assert len(config.sampling.prompts) == 3
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("my-cats.yaml: 6 pictures, 300 steps of 4 on 1 × MI300X, ")
+    assert "hf download black-forest-labs/FLUX.1-schnell flux1-schnell.safetensors" in said[1]
+    assert "prepare encoders --from hf://black-forest-labs/FLUX.1-schnell --output data" in said[1]
+    assert said[-2] == "  run    fluxtrain run my-cats.yaml"
+    assert said[-1].endswith("runs/my-cats/gallery.html")
+
+
+def test_a_trigger_that_all_captions_have_is_not_said_twice(here: Path) -> None:
+    write_pictures(here / "cats", captions=6)
+    assert init("cats", "--trigger=thing", "--gpu=mi300x") == EXIT_OK
+    config = written("cats.yaml")
+    assert config.data.caption_prefix == ""
+    assert config.sampling.prompts[0] == 'a "red" thing, number 0'
+
+
+def test_square_pictures_need_no_buckets(here: Path) -> None:
+    folder = write_pictures(here / "cats", count=0)
+    Image.new("RGB", (900, 900)).save(folder / "a.png")
+    assert init("cats", "--trigger=ohwx", "--gpu=mi300x") == EXIT_OK
+    config = written("cats.yaml")
+    assert (config.data.buckets, config.data.image_size) == (None, 768)
+    assert config.sampling.prompts == ["ohwx", "a photo of ohwx", "a drawing of ohwx"]
+
+
+def test_several_nodes_take_pictures_of_a_volume(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(here / "cats")
+    words = "--trigger=ohwx", "--gpu=h100", "--nodes=2", "--gpus-per-node=8"
+    assert init("cats", *words) == EXIT_OK
+    config, job = written("cats.yaml"), load_job(Path("cats.yaml"))
+    assert str(config.data.images) == "cats"
+    assert (job.spec.nodes.min, job.spec.nodes.max, job.spec.gpus_per_node) == (2, 2, 8)
+    assert config.schedule.global_batch_size == 16
+    assert make_plan(config, 2, 8, "H100").fits
+    assert "kubectl apply -f cats.yaml" in capsys.readouterr().out
+
+
+def test_the_smallest_gpu_of_this_machine_counts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [SimpleNamespace(name="NVIDIA Something", total_memory=size << 30) for size in (48, 24)]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+    write_pictures(here / "cats")
+    assert init("cats", "--trigger=ohwx") == EXIT_OK
+    assert load_job(Path("cats.yaml")).spec.gpus_per_node == 2
+    assert "on 2 × NVIDIA Something, " in capsys.readouterr().out
+    found[1].total_memory = 3 << 30
+    assert init("cats", "--trigger=ohwx", "--force") == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "has 3.00 GiB, which no setting fits; the smallest that does is RX 9070 XT" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["cats"], "--gpu: torch sees no GPU here; name the one that it will run on, such as --g"),
+        (["cats", "--gpu=rtx1"], "--gpu: got 'rtx1'; known: MI250X, "),
+        (["cats", "--gpu=h100"], "--trigger: none of the 6 pictures has a caption: give a word"),
+        (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
+        (["none", "--gpu=h100"], "none: holds no pictures ("),
+        (["cats", "--base=kontext"], "--base: got 'kontext'; is not trained yet; must be dev or"),
+        (["cats", "--base=fill"], "--base: got 'fill'; is not trained yet; must be dev or schnel"),
+        (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell"),
+        (["cats", "--gpu=h100", "--nodes=0"], "--nodes: got 0; must be between 1 and "),
+        (["cats", "--output=kept.yaml"], "--output: got 'kept.yaml'; exists already; name anoth"),
+    ],
+)
+def test_what_is_missing_is_said(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    error: str,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr("fluxtrain.plan.first_file.missing_gpus", lambda: None)
+    write_pictures(here / "cats")
+    (here / "none").mkdir()
+    (here / "kept.yaml").write_text("mine")
+    assert init(*words) != EXIT_OK
+    assert error in capsys.readouterr().err
+    assert not (here / "cats.yaml").exists()
+    assert (here / "kept.yaml").read_text() == "mine"
+
+
+TINY: dict[str, Any] = {
+    "model.in_channels": 4 * CHANNELS,
+    "model.hidden_size": 64,
+    "model.num_heads": 2,
+    "model.depth": 1,
+    "model.depth_single_blocks": 1,
+    "model.axes_dim": "[8,12,12]",
+    "model.vec_in_dim": WIDTH,
+    "model.context_in_dim": WIDTH,
+    "data.text_length": TOKENS,
+    "data.image_size": 64,
+    "data.buckets": "{step: 16}",
+    "data.num_workers": 0,
+    "encoders.precision": "float32",
+    "precision.compute": "float32",
+    "schedule.epochs": 1,
+    "schedule.warmup_steps": 0,
+    "sampling.num_steps": 1,
+    "sampling.every_steps": 0,
+    "adapter.base_dtype": "compute",
+    "logging.metrics_port": 0,
+}
+
+
+@pytest.mark.slow
+def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
+    write_pictures(here / "cats", captions=6)
+    models = write_encoders(here)
+    weights = save_flux(initialised(tiny_model(guidance_embed=True)), models)
+    weights.rename(models / "flux1-dev.safetensors")
+    words = "--gpu=rx7900xtx", "--models=."
+    made = fluxtrain("init", "cats", *words)
+    assert made.returncode == EXIT_OK, made.stderr
+    assert "fetch  nothing: all weights are in ." in made.stdout
+    assert made.stdout.splitlines()[-2] == "  run    fluxtrain run cats.yaml --models ."
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    ran = fluxtrain("run", "cats.yaml", "--models=.", "--cpu", *options)
+    assert ran.returncode == EXIT_OK, ran.stderr
+    output = here / "runs/cats"
+    assert (output / "adapters/cats.safetensors").exists()
+    assert (output / "gallery.html").exists()
+    assert "micro batch 4 (found, " in ran.stderr
+    steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["step"] == 15, "six pictures, ten times, in batches of four"
+
+
+def test_the_file_is_short_and_each_comment_is_beside_its_field(here: Path) -> None:
+    write_pictures(here / "cats", scale=16)
+    assert init("cats", "--trigger=a: #b", "--gpu=rx9070xt") == EXIT_OK
+    lines = (here / "cats.yaml").read_text().splitlines()
+    assert len(lines) < 45
+    assert max(map(len, lines)) < 120 + len(str(here))
+    assert "      offload_blocks: 16 # their weights take 3.03 GiB of host memory" in lines
+    run = yaml.safe_load("\n".join(lines))["spec"]["run"]
+    assert run["data"]["caption_prefix"] == "a: #b"
+    assert run["adapter"] == {"rank": 16, "alpha": 16.0, "base_dtype": "fp8"}

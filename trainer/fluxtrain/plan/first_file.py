@@ -1,0 +1,296 @@
+"""The first file of a LoRA, which ``fluxtrain init`` writes: from a folder of pictures and the GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
+from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.pictures.inspection import Inspection
+from fluxtrain.encode.files import encoder_bytes
+from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.model.cost import host_sizes
+from fluxtrain.plan.estimate import make_plan
+from fluxtrain.plan.table import duration
+from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible
+from fluxtrain.runtime.progress import binary
+from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
+
+BASES = {"dev": "FLUX.1 [dev]", "schnell": "FLUX.1 [schnell]"}
+_NOT_YET = ("kontext", "fill")
+
+# What a step needs less memory by, from the cheapest on: recomputation, 8 bits, blocks in host memory.
+_RUNGS: list[tuple[str, float, int]] = [
+    *(("compute", fraction, 0) for fraction in (0.0, 0.25, 0.5, 0.75, 1.0)),
+    *(("fp8", 1.0, blocks) for blocks in (0, 16, 32, 57)),
+]
+_BATCH = 4
+_LEAST_SAMPLES, _SAMPLES_EACH, _EACH_OF_MANY = 4000, 200, 10
+"""Samples of a training: so many of each of a few pictures, at least the first, fewer each of many."""
+SIDES = (1024, 768, 512)
+"""Sides of the squares that pictures may have as many pixels as, the largest first."""
+_ENLARGED = 0.9
+"""Part of a side from which on a picture is enlarged without being blurred."""
+_PROMPTS = 4
+_WORDS = (AUTO, "fp8", *(f"{base}-lora" for base in BASES))
+"""Strings that the file has without quotes."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs of a training."""
+
+    gpu: Gpu
+    nodes: int
+    gpus_per_node: int
+
+    @property
+    def num_ranks(self) -> int:
+        """Return the number of GPUs."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        """Return the GPUs, for people."""
+        nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
+        return f"{nodes}{self.gpus_per_node} × {self.gpu.name}"
+
+    def settled(self, config: RunConfig) -> RunConfig:
+        """Return ``config`` with the micro batch of these GPUs."""
+        room = Room.of(self.gpu.memory_bytes, self.gpus_per_node)
+        return settle_micro_batch(config, self.num_ranks, self.gpus_per_node, room)
+
+    def memory(self, config: RunConfig) -> int | None:
+        """Return the bytes that a step of ``config`` needs of each GPU; None if they do not fit.
+
+        The encoders must fit too: the pictures and captions are encoded before.
+        """
+        room = Room.of(self.gpu.memory_bytes, self.gpus_per_node)
+        encoding = config.data.model_copy(update={"source": "images"})
+        if encoder_bytes(config.model_copy(update={"data": encoding})) > room.usable:
+            return None
+        sharding = Sharding.of(config, self.num_ranks, self.gpus_per_node)
+        size = self.settled(config).parallel.most_samples
+        used = step_memory(config, sharding, size).total
+        return used if used <= room.usable else None
+
+
+def gpu_here() -> Gpu:
+    """Return the smallest GPU of this machine; raise ConfigError if torch sees none."""
+    if not num_visible():
+        reason = missing_gpus() or "torch sees no GPU here"
+        text = f"{reason}; name the one that it will run on, such as --gpu=rx7900xtx: {_known()}"
+        raise ConfigError("--gpu", UNSET, text)
+    found = (torch.cuda.get_device_properties(index) for index in range(num_visible()))
+    smallest = min(found, key=lambda each: each.total_memory)
+    known = find_device(smallest.name)
+    peaks = (known.peak_flops, known.fp8_flops) if known else (0.0, None)
+    return Gpu(known.name if known else smallest.name, *peaks, int(smallest.total_memory))
+
+
+def _known() -> str:
+    return ", ".join(name.replace(" ", "").lower() for name in GPUS)
+
+
+def require_base(base: str) -> None:
+    """Raise ConfigError unless ``base`` is a model of which a LoRA can be trained."""
+    if base not in BASES:
+        text = "is not trained yet; " if base in _NOT_YET else ""
+        raise ConfigError("--base", base, f"{text}must be {' or '.join(BASES)}")
+
+
+def first_run(
+    images: str, found: Inspection, name: str, trigger: str | None, base: str, machine: Machine
+) -> dict[str, Any]:
+    """Return ``spec.run`` of a LoRA on the pictures ``found`` in ``images`` that fits ``machine``.
+
+    Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits.
+    """
+    count, batch = len(found.used), max(_BATCH, machine.num_ranks)
+    samples = min(_SAMPLES_EACH * count, max(_LEAST_SAMPLES, _EACH_OF_MANY * count))
+    repeats = 10 if count < 10 * batch else 1
+    epochs = max(1, round(samples / (count * repeats)))
+    period = max(50, round(epochs * repeats * count / batch / 200) * 50)
+    captions = [look.picture.file.caption for look in found.used]
+    prefix = _prefix(captions, trigger)
+    run: dict[str, Any] = {
+        "preset": f"{base}-lora",
+        "data": {
+            "images": images,
+            "image_size": _side(found),
+            **({} if _are_square(found) else {"buckets": {}}),
+            "repeats": repeats,
+            **({"caption_prefix": prefix} if prefix else {}),
+        },
+        "adapter": {"rank": 16, "alpha": 16.0},
+        "adapter_file": {"name": name, "every_steps": period},
+        "optim": {"learning_rate": 1e-4},
+        "schedule": {"epochs": epochs, "global_batch_size": batch, "warmup_steps": 50},
+        "parallel": {"micro_batch_size": AUTO},
+        "sampling": {
+            "every_steps": period,
+            "at_start": True,
+            "at_end": True,
+            "prompts": _prompts(captions, prefix, trigger),
+        },
+    }
+    return merge(run, fitting(run, machine))
+
+
+def _prefix(captions: Sequence[str], trigger: str | None) -> str:
+    """Return what comes before the captions, so that each has the ``trigger``."""
+    if trigger is None:
+        if not any(captions):
+            text = f"none of the {len(captions)} pictures has a caption: give a word that stands for them"
+            raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx")
+        return ""
+    return "" if all(trigger in caption for caption in captions) else trigger
+
+
+def _prompts(captions: Sequence[str], prefix: str, trigger: str | None) -> list[str]:
+    """Return some of the ``captions`` as they are trained, or prompts with the ``trigger``."""
+    own = list(dict.fromkeys(" ".join(caption.split()) for caption in captions if caption))
+    own = [caption for caption in own if len(prefix) + len(caption) < 1000]
+    if own:
+        chosen = own[:: -(-len(own) // _PROMPTS)]
+        return [f"{prefix} {caption}".strip() for caption in chosen]
+    return [f"{trigger}", f"a photo of {trigger}", f"a drawing of {trigger}"]
+
+
+def _side(found: Inspection) -> int:
+    """Return the side of a square with as many pixels as at least half of the pictures have."""
+    sides = sorted((look.width * look.height) ** 0.5 for look in found.used)
+    middle = sides[len(sides) // 2]
+    return next((side for side in SIDES if middle >= _ENLARGED * side), SIDES[-1])
+
+
+def _are_square(found: Inspection) -> bool:
+    return all(look.width == look.height for look in found.used)
+
+
+def fitting(run: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """Return the first changes with which ``run`` fits; raise ConfigError if none do."""
+    rungs = [_changes(*rung) for rung in _RUNGS]
+    configs = [resolve(merge(run, changes)) for changes in rungs]
+    for changes, config in zip(rungs, configs, strict=True):
+        if machine.memory(config) is not None:
+            return changes
+    larger = sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes)
+    least = next(
+        gpu
+        for gpu in larger
+        if Machine(gpu, machine.nodes, machine.gpus_per_node).memory(configs[-1])
+    )
+    text = (
+        f"has {binary(machine.gpu.memory_bytes)}, which no setting fits; the smallest that does is "
+    )
+    raise ConfigError(
+        "--gpu", machine.gpu.name, f"{text}{least.name}, {binary(least.memory_bytes)}"
+    )
+
+
+def _changes(base_dtype: str, recomputed: float, offloaded: int) -> dict[str, Any]:
+    parallel = {"activation_checkpointing": recomputed} if recomputed else {}
+    if offloaded:
+        parallel["offload_blocks"] = offloaded
+    adapter = {"base_dtype": base_dtype} if base_dtype != "compute" else {}
+    return {"adapter": adapter, "parallel": parallel}
+
+
+def summary(config: RunConfig, pictures: int, steps: int, machine: Machine) -> str:
+    """Return what the run of ``steps`` is, in one line for people."""
+    used = machine.memory(config)
+    assert used is not None, "it was chosen to fit"
+    batch, total = config.schedule.global_batch_size, machine.gpu.memory_bytes
+    parts = [
+        f"{pictures} pictures",
+        f"{steps:,} steps of {batch} on {machine}",
+        f"{binary(used)} of {binary(total)} by plan",
+    ]
+    if machine.gpu.name in GPUS:
+        plan = make_plan(config, machine.nodes, machine.gpus_per_node, machine.gpu.name)
+        if plan.samples_per_second:
+            parts.append(f"about {duration(steps * batch / plan.samples_per_second)}")
+    return ", ".join(parts)
+
+
+def file_text(
+    name: str, run: Mapping[str, Any], config: RunConfig, about: str, machine: Machine
+) -> str:
+    """Return the file of ``run``, whose resolved form is ``config``, with comments."""
+    head = [
+        f"# {BASES[config.preset.removesuffix('-lora')]}, a LoRA: {about}.",
+        "# Override any field (docs/config.md); `fluxtrain plan FILE` then says whether it still fits.",
+        "apiVersion: fluxtrain.dev/v1alpha1",
+        "kind: FluxTraining",
+        f"metadata: {{name: {name}}}",
+        "spec:",
+        f"  nodes: {{min: {machine.nodes}, max: {machine.nodes}}}",
+        f"  gpusPerNode: {machine.gpus_per_node}",
+        "  run:",
+    ]
+    comments = _comments(config, machine)
+    return "\n".join([*head, *_lines(run, "", 4, comments)]) + "\n"
+
+
+def _comments(config: RunConfig, machine: Machine) -> dict[str, str]:
+    """Return what the file says of its fields, by their paths."""
+    side = config.data.image_size
+    shapes = f"; other shapes have as many pixels as {side} × {side}" if config.data.buckets else ""
+    size = machine.settled(config).parallel.most_samples
+    offloaded = binary(machine.gpus_per_node * sum(host_sizes(config)))
+    return {
+        "preset": f"with {config.initial_weights}, below --models",
+        "data.images": "a path, or a folder below the data volume (--data)",
+        "data.image_size": f"pixels{shapes}",
+        "data.buckets": "keep the shape of each picture",
+        "data.repeats": "times that an epoch has each picture, so that batches are full",
+        "data.caption_prefix": "before each caption: say it in prompts too",
+        "adapter.base_dtype": "frozen weights in 8 bits",
+        "adapter_file.every_steps": "a file to try, next to the last one",
+        "schedule.global_batch_size": "samples of a step, of all GPUs together",
+        "optim.learning_rate": "of the AdamW that trains the adapters",
+        "parallel.micro_batch_size": f"samples at a time, here {size}: as many as fit each GPU",
+        "parallel.activation_checkpointing": "part of the blocks computed twice, for less memory",
+        "parallel.offload_blocks": f"their weights take {offloaded} of host memory",
+        "sampling.every_steps": "images of the prompts below",
+    }
+
+
+def _lines(
+    values: Mapping[str, Any], above: str, indent: int, comments: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield ``values`` as lines of YAML; strings are JSON's, which YAML reads."""
+    for key, value in values.items():
+        path, start = f"{above}{key}", f"{' ' * indent}{key}:"
+        comment = f" # {comments[path]}" if comments.get(path) else ""
+        if isinstance(value, Mapping) and value:
+            yield start + comment
+            yield from _lines(value, f"{path}.", indent + 2, comments)
+        elif isinstance(value, list):
+            yield start + comment
+            yield from (f"{' ' * indent}  - {_scalar(each)}" for each in value)
+        else:
+            yield f"{start} {_scalar(value)}{comment}"
+
+
+def _scalar(value: Any) -> str:
+    return str(value) if value in _WORDS else json.dumps(value, ensure_ascii=False)
+
+
+def fetching(config: RunConfig, models: Path, base: str) -> list[str]:
+    """Return the commands that fetch what ``config`` needs and ``models`` lacks."""
+    repository = f"black-forest-labs/FLUX.1-{base}"
+    weights, encoders = config.initial_weights, config.encoders
+    commands = list[str]()
+    if weights and not (models / weights).exists():
+        commands.append(f"hf download {repository} {weights} --local-dir {models}")
+    needed = encoders.t5, encoders.clip, encoders.autoencoder
+    if not all((models / each).exists() for each in needed):
+        commands.append(f"fluxtrain prepare encoders --from hf://{repository} --output {models}")
+    return commands
