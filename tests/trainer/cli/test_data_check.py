@@ -183,7 +183,7 @@ def test_another_file_is_not_replaced_by_a_contact_sheet(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check(folder) == check(folder) == 0  # a contact sheet is
-    monkeypatch.setattr("fluxtrain.cli.data._check", None)  # nothing is read before
+    monkeypatch.setattr("fluxtrain.cli.data.check_pictures", None)  # nothing is read before
     for path in (folder / "a.png", folder / "a.txt", folder):
         before = path.is_file() and path.read_bytes()
         assert check(folder, "--contact-sheet", str(path)) == 2

@@ -82,8 +82,8 @@ def test_captions_become_prompts_and_the_trigger_comes_before_each(
     assert len(config.sampling.prompts) == 3
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("my-cats.yaml: 6 pictures, 300 steps of 4 on 1 × MI300X, ")
-    assert "hf download black-forest-labs/FLUX.1-schnell flux1-schnell.safetensors" in said[1]
-    assert "prepare encoders --from hf://black-forest-labs/FLUX.1-schnell --output data" in said[1]
+    assert said[1] == "  fetch  fluxtrain fetch my-cats.yaml"
+    assert said[2].endswith("of an account that accepted the licence of FLUX.1-schnell)")
     assert said[-2] == "  run    fluxtrain run my-cats.yaml"
     assert said[-1].endswith("runs/my-cats/gallery.html")
 

@@ -432,26 +432,28 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 def _next_steps(
     arguments: argparse.Namespace, file: Path, name: str, config: RunConfig
 ) -> Iterator[str]:
-    from fluxtrain.plan.first_file import fetching
+    from fluxtrain.encode.encoders import missing_models
 
-    commands = fetching(config, arguments.models, arguments.base)
-    yield f"  fetch  {' && '.join(commands) or f'nothing: all weights are in {arguments.models}'}"
-    if commands:
-        licence = f"the licence of FLUX.1-{arguments.base}"
-        yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"
     default = reference_environment.root
-    options = "".join(
+    data, models = (
         f" --{kind} {getattr(arguments, kind)}"
-        for kind in ("data", "models")
         if str(getattr(arguments, kind)) != default(kind, os.environ).value
+        else ""
+        for kind in ("data", "models")
     )
+    if missing_models(config, arguments.models):
+        licence = f"the licence of FLUX.1-{arguments.base}"
+        yield f"  fetch  fluxtrain fetch {file}{models}"
+        yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"
+    else:
+        yield f"  fetch  nothing: all weights are in {arguments.models}"
     page = "http://127.0.0.1:9464"
     if arguments.nodes > 1:
         yield f"  run    kubectl apply -f {file}, with pictures and weights in the job's volumes"
         yield f"  look   kubectl port-forward POD_OF_RANK_0 9464, then {page}"
     else:
         output = reference_environment.output(name, os.environ).value
-        yield f"  run    fluxtrain run {file}{options}"
+        yield f"  run    fluxtrain run {file}{data}{models}"
         yield f"  look   {page} while it trains, then {output}/{GALLERY_FILE}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -281,16 +280,3 @@ def _lines(
 
 def _scalar(value: Any) -> str:
     return str(value) if value in _WORDS else json.dumps(value, ensure_ascii=False)
-
-
-def fetching(config: RunConfig, models: Path, base: str) -> list[str]:
-    """Return the commands that fetch what ``config`` needs and ``models`` lacks."""
-    repository = f"black-forest-labs/FLUX.1-{base}"
-    weights, encoders = config.initial_weights, config.encoders
-    commands = list[str]()
-    if weights and not (models / weights).exists():
-        commands.append(f"hf download {repository} {weights} --local-dir {models}")
-    needed = encoders.t5, encoders.clip, encoders.autoencoder
-    if not all((models / each).exists() for each in needed):
-        commands.append(f"fluxtrain prepare encoders --from hf://{repository} --output {models}")
-    return commands
