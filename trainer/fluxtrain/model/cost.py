@@ -326,7 +326,7 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     elements *= 2 if config.adapter.dropout else 1
     unsaved, size = unsaved_inputs(config, index), BYTES[config.precision.compute]
     saved = moments.saved - unsaved.total + elements * size
-    product = size * _largest_product(config.model, config.adapter, index)
+    product = size * _largest_products(config.model, config.adapter)[index]
     backward = tuple(
         replace(moment, activations=moment.activations + freed + 4 * product)
         for moment, freed in zip(moments.backward, chain(unsaved.freed, repeat(0)), strict=False)
@@ -335,14 +335,17 @@ def with_adapters(moments: BlockMoments, config: RunConfig, index: int) -> Block
     return replace(moments, forward=forward, saved=saved, backward=backward)
 
 
-@lru_cache(maxsize=128)
-def _largest_product(model: ModelConfig, adapter: AdapterConfig, index: int) -> int:
-    """Return the values of the largest LoHa's matrix in block ``index``: three are there at once, four in the
-    backward pass.
+@lru_cache(maxsize=16)
+def _largest_products(model: ModelConfig, adapter: AdapterConfig) -> tuple[int, ...]:
+    """Return the values of the largest LoHa's matrix in each block.
+
+    Three such matrices are there at once, four in the backward pass.
     """
-    layers = (layer for layer in block_layers(model, adapter) if layer.is_loha)
-    own = (layer for layer in layers if block_index(layer, model) == index)
-    return max((layer.outputs * layer.inputs for layer in own), default=0)
+    largest = [0] * model.num_blocks
+    for layer in block_layers(model, adapter) if adapter.kind == "loha" else ():
+        index = block_index(layer, model)
+        largest[index] = max(largest[index], layer.outputs * layer.inputs)
+    return tuple(largest)
 
 
 @lru_cache(

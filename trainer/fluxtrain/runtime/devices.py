@@ -40,12 +40,7 @@ _ROWS: list[tuple[str, float, float | None, int]] = [
     ("MI250X", 191.5, None, 65_520),  # a die of two, which torch and Kubernetes count as a GPU
     ("MI300A", 980.6, 1961.2, 131_056),  # shared with the CPU
     ("MI300X", 1307.4, 2614.9, 196_592),
-    (
-        "MI308X",
-        344.0,
-        688.1,
-        196_592,
-    ),  # 80 of the MI300X's 304 compute units: no data sheet is public
+    ("MI308X", 344.0, 688.1, 196_592),  # an estimate: 80 of the MI300X's 304 compute units
     ("MI325X", 1307.4, 2614.9, 262_128),
     ("MI350X", 2306.9, 4613.7, 294_896),
     ("MI355X", 2516.6, 5033.0, 294_896),
@@ -57,12 +52,7 @@ _ROWS: list[tuple[str, float, float | None, int]] = [
     ("RX 7900 XTX", 122.8, None, 24_560),
     ("RX 9070 XT", 194.6, 389.3, 16_304),
     ("W7900", 122.6, None, 46_064),  # with ECC, the default
-    (
-        "Strix Halo",
-        59.4,
-        None,
-        98_304,
-    ),  # the largest part of the machine's memory that its BIOS gives it
+    ("Strix Halo", 59.4, None, 98_304),  # the most of the machine's memory that a BIOS gives it
     ("RTX 4090", 165.2, 330.3, 24_564),  # sums in float32, as those of the next
     ("RTX 5090", 209.5, 419.0, 32_607),
 ]
