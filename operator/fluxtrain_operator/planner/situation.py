@@ -407,11 +407,8 @@ def true_since(condition: Condition | None) -> float | None:
 
 # Rank 0's newest report: its answer at /progress, or a termination message, which may be newer.
 #
-# A pod may end and be deleted before the operator plans again: what it reported last counts until a
-# rank 0 answers.
-#
-# A trainer reports when it made steps by its own clock, which may differ from the operator's by
-# hours, and how long before the report the last one was.
+# What a pod that is gone reported last counts until a rank 0 answers. A trainer reports when it made steps by
+# its own clock, which may differ from the operator's by hours, and how long before the last one was.
 
 
 _LATENCY_SECONDS = 5.0
@@ -450,6 +447,8 @@ class Report:
 
     def follows(self, before: ProgressStatus | None) -> bool:
         """Return whether the last step is not older than that of ``before``."""
+        if before is not None and _is_later_step(self.progress.status, before):
+            return True
         last, known = self.last_step_time, seconds(before.last_step_time) if before else None
         is_exact = self.progress.seconds_since_step is None  # both by the trainer's clock
         latency = 0.0 if is_exact else _LATENCY_SECONDS
@@ -498,7 +497,15 @@ def newest_report(observed: Observed, now: float) -> Report | None:
         if pod.final_progress is not None:
             time = pod.finished or pod.created
             reports.append(Report(pod.final_progress, time, is_final=True))
-    return max(reports, key=lambda report: report.last_step_time or 0.0, default=None)
+    newest = max(reports, key=lambda report: report.last_step_time or 0.0, default=None)
+    known = newest.progress.status if newest is not None else ProgressStatus()
+    return next((r for r in reports if _is_later_step(r.progress.status, known)), newest)
+
+
+def _is_later_step(status: ProgressStatus, other: ProgressStatus) -> bool:
+    """Return whether the same processes made a later step: an answer that arrives late seems to be newer."""
+    began = status.first_step_time
+    return began is not None and began == other.first_step_time and status.step > other.step
 
 
 # Restarts of processes that agents tell the rendezvous service: each is counted once.

@@ -339,6 +339,21 @@ def test_a_report_follows_one_whose_last_step_is_not_later(known: float, follows
     assert report.follows(ProgressStatus(lastStepTime=stamp(NOW + known))) == follows
 
 
+def test_of_the_same_processes_a_later_step_is_newer_than_an_answer_that_came_late() -> None:
+    def report(step: int, since: float, began: float = 5.0) -> Progress:
+        times = {"lastStepTime": stamp(6.0), "firstStepTime": stamp(began)}
+        return Progress(ProgressStatus(step=step, **times), seconds_since_step=since)
+
+    pods = (pod_of_job(0, final_progress=report(300, 0.0), finished=NOW - 9),)
+    found = newest_report(Observed(pods, progress=report(298, 1.0)), NOW)
+    assert found is not None
+    assert found.progress.status.step == 300
+    assert found.follows(report(298, 1.0).status)
+    found = newest_report(Observed(pods, progress=report(7, 1.0, began=9.0)), NOW)
+    assert found is not None
+    assert found.progress.status.step == 7, "they were started anew"
+
+
 def test_the_report_with_the_latest_step_is_the_newest() -> None:
     def report(step: int, since: float | None) -> Progress:
         last = None if since is None else stamp(1.0)
