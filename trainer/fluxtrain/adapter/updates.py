@@ -91,6 +91,14 @@ class RowBlock:
         return self.magnitude.applied(weight, self.product())
 
 
+def _of_rows(outputs: int, inputs: int, parts: Iterable[tuple[int, Tensor]]) -> Tensor:
+    """Return a matrix with each of ``parts`` from its first row on, in float32, and zeros elsewhere."""
+    matrix = torch.zeros(outputs, inputs)
+    for first, rows in parts:
+        matrix[first : first + len(rows)] = rows
+    return matrix
+
+
 @dataclass(frozen=True)
 class Update:
     """The update of a layer of ``outputs`` rows: pieces that do not overlap, in order."""
@@ -119,17 +127,13 @@ class Update:
 
     def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
         """Return what the update adds to ``weight``, that of the layer, in float32."""
-        change = torch.zeros(self.outputs, self.inputs)
-        for piece in self.pieces:
-            change[piece.first : piece.end] = piece.change(weight[piece.first : piece.end])
-        return change
+        parts = ((each.first, each.change(weight[each.first : each.end])) for each in self.pieces)
+        return _of_rows(self.outputs, self.inputs, parts)
 
     def delta(self) -> Float[Tensor, "out in"]:
         """Return what the low-rank update adds to the layer's weight, in float32."""
-        delta = torch.zeros(self.outputs, self.inputs)
-        for piece in self.pieces:
-            delta[piece.first : piece.end] = piece.product()
-        return delta
+        parts = ((each.first, each.product()) for each in self.pieces)
+        return _of_rows(self.outputs, self.inputs, parts)
 
     def norm(self) -> float:
         """Return the L2 norm of the low-rank update, without computing it."""
@@ -407,17 +411,13 @@ class Patches(_Dense):
 
     def change(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
         """Return what the update adds to ``weight``, that of the layer, in float32."""
-        change = torch.zeros(self.outputs, self.inputs)
-        for patch in self.patches:
-            change[patch.first : patch.end] = patch.change(weight[patch.first : patch.end])
-        return change
+        parts = ((each.first, each.change(weight[each.first : each.end])) for each in self.patches)
+        return _of_rows(self.outputs, self.inputs, parts)
 
     def delta(self) -> Float[Tensor, "out in"]:
         """Return the update without magnitudes, in float32."""
-        delta = torch.zeros(self.outputs, self.inputs)
-        for patch in self.patches:
-            delta[patch.first : patch.end] = patch.delta()
-        return delta
+        parts = ((each.first, each.delta()) for each in self.patches)
+        return _of_rows(self.outputs, self.inputs, parts)
 
     def norm(self) -> float:
         """Return the L2 norm of the update without magnitudes."""
