@@ -197,13 +197,19 @@ def test_what_a_file_needs_is_fetched_and_a_run_says_how(
     assert f"accept its licence at https://huggingface.co/{NAME}" in capsys.readouterr().err
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert main(fetch) == EXIT_OK
-    assert f"next: fluxtrain run {job}" in capsys.readouterr().out
+    assert f"next: fluxtrain run {job} --models {models}" in capsys.readouterr().out
     assert (models / "base/flux1-dev.safetensors").read_bytes() == b"weights"
     names = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_dir()}
     assert names == {"base", "t5", "clip", "autoencoder"}, "nothing partial is left"
     requests = hub.num_requests.total()
     assert main(fetch) == EXIT_OK
     assert hub.num_requests.total() == requests, "all is there"
+
+    (models / "t5/config.json").unlink()
+    assert main(fetch) == EXIT_USAGE, "a folder that is not whole may hold somebody's files"
+    assert "fluxtrain prepare encoders --force collects it anew" in capsys.readouterr().err
+    shutil.rmtree(models / "t5")
+    assert main(fetch) == EXIT_OK
 
     (models / "base/flux1-dev.safetensors").unlink()
     assert main([*fetch[:-1], str(published), "--encoders.t5=t5xxl.safetensors",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -148,6 +149,12 @@ def root(kind: str, environment: Mapping[str, str]) -> Setting:
         if environment.get(name):
             return Setting(environment[name], f"${name}")
     return Setting(_DEFAULT_ROOT, "default")
+
+
+def given_root(arguments: argparse.Namespace, kind: str) -> str:
+    """Return ``--data`` or ``--models`` with its folder, after a blank; "" for the default."""
+    folder = str(getattr(arguments, kind))
+    return "" if folder == root(kind, os.environ).value else f" --{kind} {shlex.quote(folder)}"
 
 
 def output(job: str, environment: Mapping[str, str]) -> Setting:

@@ -7,7 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxtrain.cli.arguments import Commands, add_command, add_file, add_paths, load_config, path
+from fluxtrain.cli.arguments import (
+    Commands,
+    add_command,
+    add_file,
+    add_paths,
+    given_root,
+    load_config,
+    path,
+)
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError
 
 if TYPE_CHECKING:
@@ -50,7 +58,8 @@ def _fetch(arguments: argparse.Namespace) -> int:
     if missing := fetch_models(config, models, arguments.published):
         text = f"not in {models}: {', '.join(missing)}; FLUX.1's publisher has no such files"
         raise DataError(f"{text}: put them there")
-    print(f"{models} has all that {arguments.file} names; next: fluxtrain run {arguments.file}")
+    next_step = f"fluxtrain run {arguments.file}{given_root(arguments, 'models')}"
+    print(f"{models} has all that {arguments.file} names; next: {next_step}")
     return EXIT_OK
 
 

@@ -17,6 +17,7 @@ from fluxtrain.cli.arguments import (
     add_command,
     add_file,
     add_paths,
+    given_root,
     load_config,
     number,
     path,
@@ -434,13 +435,7 @@ def _next_steps(
 ) -> Iterator[str]:
     from fluxtrain.encode.encoders import missing_models
 
-    default = reference_environment.root
-    data, models = (
-        f" --{kind} {getattr(arguments, kind)}"
-        if str(getattr(arguments, kind)) != default(kind, os.environ).value
-        else ""
-        for kind in ("data", "models")
-    )
+    data, models = (given_root(arguments, kind) for kind in ("data", "models"))
     if missing_models(config, arguments.models):
         licence = f"the licence of FLUX.1-{arguments.base}"
         yield f"  fetch  fluxtrain fetch {file}{models}"

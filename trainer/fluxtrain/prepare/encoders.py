@@ -66,7 +66,9 @@ def prepare_encoders(
             if force or not folder.is_dir() or not any(folder.iterdir()):
                 text = _collect(name, places, models)
             else:
-                text = _verify(name, folder, models, "; --force collects it anew")
+                text = _verify(
+                    name, folder, models, "; fluxtrain prepare encoders --force collects it anew"
+                )
             print(f"{folder}: {text}", file=sys.stderr, flush=True)
         for downloaded in models.glob(".*.download"):
             shutil.rmtree(downloaded)
