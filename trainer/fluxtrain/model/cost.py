@@ -348,9 +348,7 @@ def _largest_products(model: ModelConfig, adapter: AdapterConfig) -> tuple[int, 
     return tuple(largest)
 
 
-@lru_cache(
-    maxsize=16
-)  # of all blocks at once: a plan asks for each, at each micro batch that it tries
+@lru_cache(maxsize=16)  # of all blocks: a plan asks for each, at each micro batch that it tries
 def _saved_of_blocks(
     model: ModelConfig, adapter: AdapterConfig, image_tokens: int, text_length: int
 ) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -179,18 +179,11 @@ def fitting(run: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     for changes, config in zip(rungs, configs, strict=True):
         if machine.memory(config) is not None:
             return changes
-    larger = sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes)
-    least = next(
-        gpu
-        for gpu in larger
-        if Machine(gpu, machine.nodes, machine.gpus_per_node).memory(configs[-1])
-    )
-    text = (
-        f"has {binary(machine.gpu.memory_bytes)}, which no setting fits; the smallest that does is "
-    )
-    raise ConfigError(
-        "--gpu", machine.gpu.name, f"{text}{least.name}, {binary(least.memory_bytes)}"
-    )
+    by_memory = sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes)
+    least = next(gpu for gpu in by_memory if replace(machine, gpu=gpu).memory(configs[-1]))
+    own, enough = binary(machine.gpu.memory_bytes), binary(least.memory_bytes)
+    text = f"has {own}, which no setting fits; the smallest that does is {least.name}, {enough}"
+    raise ConfigError("--gpu", machine.gpu.name, text)
 
 
 def _changes(base_dtype: str, recomputed: float, offloaded: int) -> dict[str, Any]:
