@@ -184,10 +184,10 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
     ("a.toml", "train_data_dir = 'p'\ncontrolnet_model_name_or_path = 'c'", "asks for a ControlNet"),
     ("a.toml", LORA + "conditioning_data_dir = 'c'", "pictures as conditions"),
     ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=full']", "asks for LyCORIS' full"),
-    ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=loha']", "adapters of another kind"),
+    ("a.toml", "network_module = 'lycoris.kohya'\nnetwork_args = ['algo=glora']", "adapters of another kind"),
     ("a.toml", LORA.replace("lora_flux", "oft_flux"), "asks for adapters of another kind"),
     ("a.toml", LORA.replace("lora_flux", "dylora"), "asks for adapters of another kind"),
-    ("a.json", '{"LoRA_type": "LyCORIS/LoHa", "flux1_checkbox": true}', "asks for adapters of another kind"),
+    ("a.json", '{"LoRA_type": "LyCORIS/Diag-OFT", "flux1_checkbox": true}', "adapters of another kind"),
     ("a.json", '{"LoRA_type": "LyCORIS/Native Fine-Tuning", "flux1_checkbox": true}', "LyCORIS' full"),
     ("a.json", '{"LoRA_type": "Flux1", "flux1_checkbox": true, "model_type": "chroma"}', "asks for Chroma"),
     ("a.toml", LORA + "network_train_text_encoder_only = true", "asks for adapters of text encoders alone"),
@@ -254,6 +254,14 @@ ACCEPTED: list[tuple[str, str, dict[str, object]]] = [
     ("a.toml",
      "ae = 'a'\nnetwork_module = 'lycoris.kohya'\nnetwork_dim = 10000\nnetwork_args = ['algo=lokr']",
      {"kind": "lokr", "lokr": {"factor": -1, "decompose_both": False, "full_matrix": True}}),
+    ("a.toml",
+     "ae = 'a'\nnetwork_module = 'lycoris.kohya'\nnetwork_dim = 8\nnetwork_args = ['algo=loha']",
+     {"kind": "loha", "rank": 8, "alpha": 1.0, "split_qkv": False}),
+    ("a.json", '{"LoRA_type": "LyCORIS/LoHa", "flux1_checkbox": true, "ae": "a", "network_dim": 8}',
+     {"kind": "loha", "rank": 8}),
+    ("a.toml",
+     "ae = 'a'\nnetwork_module = 'lycoris.kohya'\nnetwork_dim = 8\nnetwork_args = ['algo=locon']",
+     {"kind": "lora", "rank": 8, "alpha": 1.0}),
 ]  # fmt: skip
 
 

@@ -349,12 +349,15 @@ def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=locon"]',
+    ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=locon", "factor=8"]',
+     'network_module = "lycoris.kohya"\nnetwork_args = ["algo=loha", "factor=8"]',
      'network_module = "networks.lora_flux"\nnetwork_args = ["factor=8"]'],
 )  # fmt: skip
-def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path, options: str) -> None:
+def test_options_of_a_lokr_are_named_beside_others(tmp_path: Path, options: str) -> None:
     missing = {line.option for line in imported(tmp_path, options).lines[Disposition.MISSING]}
-    assert missing & {"network_module", "network_args.factor"}
+    assert {it for it in missing if it.startswith("network_")} - {"network_train_unet_only"} == {
+        "network_args.factor"
+    }
 
 
 @pytest.mark.parametrize(

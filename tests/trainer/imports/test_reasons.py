@@ -64,7 +64,7 @@ DENIALS: Mapping[str, str] = {
     "DoRA of LyCORIS' algorithms; adapter.dora is of networks.lora_flux": r"adapter\.lokr\.dora",
     "Kaiming-uniform and zeros": r"adapter\..*init(_|$|ialization)",
     "learning_rate is used as it is": r"optim\..*scale",
-    "lokr here has module_dropout": r"adapter\.lokr\..*dropout",
+    "LyCORIS' adapters have module_dropout here": r"adapter\.lo(kr|ha)\..*dropout",
     "metadata has no text of yours": r"adapter_file\.(meta|title|comment|author|tags|description)",
     "the metadata of files have no text of yours": r"adapter_file\.(meta|title|comment|author|tags)",
     "metadata.jsonl in the folder has captions (docs/data.md)": r"data\.metadata",

@@ -9,6 +9,7 @@ import pytest
 from tests.trainer.imports import simpletuner_files
 
 from fluxtrain.cli import main
+from fluxtrain.contract.run.adapter import LokrConfig
 from fluxtrain.contract.run.config import value_at
 from fluxtrain.contract.run.data import VariantsConfig
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
@@ -81,6 +82,25 @@ def test_the_written_file_can_be_planned(
     assert "memory" in capsys.readouterr().out
 
 
+OTHERS = {"linear_dim": 16, "linear_alpha": 8, "factor": 16, "full_matrix": True}
+
+
+@pytest.mark.parametrize(("algo", "kind"), [("loha", "loha"), ("locon", "lora"), ("lora", "lora")])
+def test_other_adapters_have_a_rank_and_no_options_of_a_lokr(
+    tmp_path: Path, algo: str, kind: str
+) -> None:
+    file = lokr_config(tmp_path)
+    (file.parent / "lycoris_config.json").write_text(json.dumps({"algo": algo, **OTHERS}))
+    found = import_file(file, {"data": {"images": "datasets/toys"}})
+    adapter = found.config.adapter
+    assert adapter is not None
+    assert (adapter.kind, adapter.rank, adapter.alpha) == (kind, 16, 8.0)
+    assert adapter.split_qkv == (kind == "lora")
+    assert adapter.lokr == LokrConfig()
+    missing = {line.option for line in found.lines[Disposition.MISSING]}
+    assert {"lycoris.factor", "lycoris.full_matrix"} <= missing
+
+
 LOCAL = {"id": "a", "type": "local", "instance_data_dir": "toys", "resolution": 512}
 BUCKETS: list[tuple[dict[str, object], dict[str, object]]] = [
     ({}, {"data.buckets.step": 64, "data.image_size": 512, "data.variants": None}),
@@ -148,15 +168,6 @@ def test_an_option_of_lycoris_is_that_field(
     run = imported(tmp_path, [LOCAL], {"algo": "lokr", **options}, **LYCORIS).config.model_dump()
     assert value_at(run, "adapter.kind") == "lokr"
     assert {path: value_at(run, path) for path in expected} == expected
-
-
-def test_other_algorithms_of_lycoris_have_no_counterpart(tmp_path: Path) -> None:
-    algorithm = {"algo": "locon", "linear_dim": 8, "factor": 4}
-    found = imported(tmp_path, [LOCAL], algorithm, **LYCORIS)
-    missing = {line.option for line in found.lines[Disposition.MISSING]}
-    assert missing >= {"lora_type", "lycoris.linear_dim", "lycoris.factor"}
-    assert found.config.adapter is not None
-    assert found.config.adapter.kind == "lora"
 
 
 def test_files_that_are_not_found_are_named(tmp_path: Path) -> None:

@@ -28,8 +28,10 @@ NO_CLIPPING = 1e12
 """``optim.max_grad_norm`` that clips nothing."""
 NUM_BLOCKS = ModelConfig().depth + ModelConfig().depth_single_blocks
 """Blocks of FLUX.1."""
+_ALGORITHMS = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha"}
+"""Kinds of adapters by LyCORIS' algorithms; those of linear layers alone are the same."""
 LARGEST_RANK = 1024
-"""Of ``adapter.rank``; LyCORIS' larger ones ask for whole matrices."""
+"""Of ``adapter.rank``; larger ones of LyCORIS' lokr ask for whole matrices."""
 WHOLE = f"above {LARGEST_RANK}: no factor is a product of the rank"
 """What such a rank means."""
 EPOCHS = (
@@ -46,6 +48,11 @@ def preset(name: str, adapter: bool) -> Values:
     if not is_schnell:
         return {"preset": "dev-finetune"}
     return {"preset": "dev-finetune", "model.guidance_embed": False, "data.text_length": 256}
+
+
+def lycoris_kind(reading: Reading, option: str) -> str | None:
+    """Return the kind of adapter that LyCORIS' algorithm in ``option`` is; None: it is no kind here."""
+    return _ALGORITHMS.get(reading.word(option) if reading.has(option) else "lora")
 
 
 def encoder(field: str, tokenizer: str) -> Convert:

@@ -71,7 +71,7 @@ _DISTILLATION = "a distillation"
 _INVERSION = "textual inversion"
 _OTHER_MODEL = "another model than FLUX.1"
 _OTHER_ADAPTER = "adapters of another kind"
-_OTHER_ALGORITHM = r"^(?!lokr$|lora$|locon$|full$)"
+_OTHER_ALGORITHM = r"^(?!lokr$|loha$|lora$|locon$|full$)"
 
 _ALL = (
     Kind("DPO, which learns from preferences", r"(.*[_.])?dpo([_.].*)?"),

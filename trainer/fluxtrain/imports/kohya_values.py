@@ -62,16 +62,16 @@ def base(reading: Reading) -> Values:
 
 
 def network_kind(reading: Reading, name: str) -> Values:
-    """Return the kind of adapter: of networks.lora_flux, or LyCORIS' lokr; others have no counterpart."""
+    """Return the kind of adapter: networks.lora_flux, or LyCORIS' lokr and loha; others are lost."""
     if reading.text(name) == "networks.lora_flux":
         reading.notes[name] = "adapter.kind is lora"
         return {"adapter.kind": "lora"}
-    if _is_lokr(reading):
-        return {"adapter.kind": "lokr"}
+    if _is_lycoris(reading) and (kind := common.lycoris_kind(reading, _ALGORITHM)):
+        return {"adapter.kind": kind}
     if reading.text(name) == "networks.lora":
         text = "must be networks.lora_flux: networks.lora is of Stable Diffusion"
         raise reading.wrong(name, text)
-    raise NoCounterpartError("adapters here are networks.lora_flux's, and lokr of lycoris.kohya")
+    raise NoCounterpartError("adapters here are networks.lora_flux's and those of lycoris.kohya")
 
 
 def of_lokr(path: str, read: Callable[[Reading, str], object]) -> Convert:
@@ -86,21 +86,23 @@ def of_lokr(path: str, read: Callable[[Reading, str], object]) -> Convert:
 
 
 def of_lora(path: str, read: Callable[[Reading, str], object]) -> Convert:
-    """Return the conversion of an option of networks.lora_flux to the field ``path``, which lokr has not."""
+    """Return the conversion of an option of networks.lora_flux to the field ``path``, which LyCORIS lacks."""
 
     def only(reading: Reading, name: str) -> Values:
         value = read(reading, name)
-        if _is_lokr(reading):
-            raise NoCounterpartError(f"{path} is of a lora, not of a lokr")
+        if _is_lycoris(reading):
+            raise NoCounterpartError(f"{path} is of networks.lora_flux, not of LyCORIS")
         return {path: value}
 
     return only
 
 
+def _is_lycoris(reading: Reading) -> bool:
+    return reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
+
+
 def _is_lokr(reading: Reading) -> bool:
-    algorithm = "network_args.algo"
-    is_lycoris = reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
-    return is_lycoris and reading.has(algorithm) and reading.word(algorithm) == "lokr"
+    return _is_lycoris(reading) and common.lycoris_kind(reading, _ALGORITHM) == "lokr"
 
 
 def network_rank(reading: Reading, name: str) -> Values:
@@ -367,6 +369,7 @@ LORA_PLUS, LORA_PLUS_UNET, LORA_PLUS_CLIP = (
     f"network_args.loraplus_{part}lr_ratio" for part in ("", "unet_", "text_encoder_")
 )
 _ONLY = "network_train_unet_only"
+_ALGORITHM = "network_args.algo"
 _IMAGES = ("train_data_dir", "dataset_config")
 
 
@@ -452,9 +455,9 @@ def _required_rate(reading: Reading) -> Values:
 
 def _network(reading: Reading) -> str:
     """Return what the adapters are there, for messages; LyCORIS has an algo, and DoRA with dora_wd."""
-    name, algorithm = reading.text("network_module"), "network_args.algo"
-    if reading.has(algorithm):
-        name += f"'s {reading.word(algorithm)}"
+    name = reading.text("network_module")
+    if reading.has(_ALGORITHM):
+        name += f"'s {reading.word(_ALGORITHM)}"
     return f"{name} with DoRA" if reading.is_on("network_args.dora_wd") else name
 
 

@@ -86,7 +86,7 @@ def base(reading: Reading) -> Values:
     if not _is_adapter(reading):
         return common.preset(flavour or path, False)
     files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
-    if is_lokr(reading):
+    if is_lycoris(reading) and _kind(reading) != "lora":
         files = {"adapter.split_qkv": False, "adapter_file.layout": "kohya"}
     return {**common.preset(flavour or path, True), **files}
 
@@ -350,10 +350,8 @@ def is_lycoris(reading: Reading) -> bool:
     return reading.has("lora_type") and reading.word("lora_type") == "lycoris"
 
 
-def is_lokr(reading: Reading) -> bool:
-    """Return whether adapters are products of two matrices there."""
-    name = "lycoris.algo"
-    return is_lycoris(reading) and reading.has(name) and reading.word(name) == "lokr"
+def _kind(reading: Reading) -> str | None:
+    return common.lycoris_kind(reading, "lycoris.algo")
 
 
 def lora_type(reading: Reading, name: str) -> Values:
@@ -367,43 +365,53 @@ def lora_type(reading: Reading, name: str) -> Values:
     if not reading.has("lycoris.algo"):
         text = "its file, whose algo says what is trained, was not found beside this one"
         raise ConfigError("lycoris_config", reading.value("lycoris_config"), text)
-    if not is_lokr(reading):
-        raise NoCounterpartError("of LyCORIS', adapters here have lokr: adapter.kind")
-    reading.notes[name] = "one product for q, k and v, of which each has its own there"
-    return {"adapter.kind": "lokr"}
+    kind = _kind(reading)
+    if kind is None:
+        raise NoCounterpartError("adapter.kind has LyCORIS' lora, lokr and loha")
+    if kind != "lora":
+        reading.notes[name] = "one product for q, k and v, of which each has its own there"
+    return {"adapter.kind": kind}
 
 
-def _of_lokr(convert: Convert) -> Convert:
+def _of_lycoris(convert: Convert, only_lokr: bool = False) -> Convert:
     def only(reading: Reading, name: str) -> Values:
         values = convert(reading, name)
         if not is_lycoris(reading):
             raise IgnoredError("only lora_type=lycoris uses it")
-        if not is_lokr(reading):
+        if only_lokr and _kind(reading) != "lokr":
             raise NoCounterpartError("is of another algo than lokr")
         return values
 
     return only
 
 
+def _of_lokr(convert: Convert) -> Convert:
+    return _of_lycoris(convert, only_lokr=True)
+
+
 def _is_full(reading: Reading) -> bool:
-    return reading.is_on("lycoris.full_matrix")
+    return _kind(reading) == "lokr" and reading.is_on("lycoris.full_matrix")
 
 
 def _rank(reading: Reading, name: str) -> Values:
     value = reading.positive(name)
     if _is_full(reading):
         raise IgnoredError("full_matrix ignores it")
-    if value > common.LARGEST_RANK:
+    if _is_whole(reading, value):
         reading.notes[name] = common.WHOLE
         return {"adapter.lokr.full_matrix": True}
     return {"adapter.rank": value}
+
+
+def _is_whole(reading: Reading, rank: int | None) -> bool:
+    return _kind(reading) == "lokr" and rank is not None and rank > common.LARGEST_RANK
 
 
 def _alpha(reading: Reading, name: str) -> Values:
     value = reading.number(name)
     dimension = "lycoris.linear_dim"
     rank = reading.positive(dimension) if reading.has(dimension) else None
-    if _is_full(reading) or (rank is not None and rank > common.LARGEST_RANK):
+    if _is_full(reading) or _is_whole(reading, rank):
         raise IgnoredError("no factor is a product of the rank")
     if value == 0 and rank is None:
         raise NoCounterpartError("0 stands for linear_dim, which is not given")
@@ -433,13 +441,16 @@ def _factors(reading: Reading, name: str) -> Values:
 
 LYCORIS: Mapping[str, Option] = {
     "lora_type": fields(
-        ["adapter.kind"], lora_type, "standard", "lycoris with algo lokr, by its file, or standard"
+        ["adapter.kind"],
+        lora_type,
+        "standard",
+        "lycoris with algo lora, lokr or loha, by its file, or standard",
     ),
     "lycoris_config": automatic("its options are lycoris.*, if it is found beside this file"),
     "lycoris.algo": automatic("is part of lora_type"),
     "lycoris.multiplier": missing("strength 1", 1),
-    "lycoris.linear_dim": fields(["adapter.rank", "adapter.lokr.full_matrix"], _of_lokr(_rank)),
-    "lycoris.linear_alpha": fields(["adapter.alpha"], _of_lokr(_alpha)),
+    "lycoris.linear_dim": fields(["adapter.rank", "adapter.lokr.full_matrix"], _of_lycoris(_rank)),
+    "lycoris.linear_alpha": fields(["adapter.alpha"], _of_lycoris(_alpha)),
     "lycoris.factor": fields(
         ["adapter.lokr.factor"],
         _of_lokr(to("adapter.lokr.factor", lambda *at: int(Reading.number(*at)))),
@@ -452,15 +463,18 @@ LYCORIS: Mapping[str, Option] = {
     },
     "lycoris.module_dropout": fields(
         ["adapter.module_dropout"],
-        _of_lokr(to("adapter.module_dropout", Reading.number)),
+        _of_lycoris(to("adapter.module_dropout", Reading.number)),
     ),
-    **each("lycoris.dropout lycoris.rank_dropout", missing("lokr here has module_dropout", 0)),
-    "lycoris.bypass_mode": automatic("a product is never multiplied out"),
+    **each(
+        "lycoris.dropout lycoris.rank_dropout",
+        missing("LyCORIS' adapters have module_dropout here", 0),
+    ),
+    "lycoris.bypass_mode": automatic("the update is the same"),
     "lycoris.use_scalar": missing("a factor is learned nowhere"),
     "lycoris.apply_preset": missing("adapter.ranks, double_blocks and single_blocks select layers"),
     _LYCORIS_TARGETS: fields(
         _FIELDS,
-        _of_lokr(_targets),
+        _of_lycoris(_targets),
         note="0 for kinds of layers without; of single blocks, linear1 and 2",
     ),
     _FACTORS: fields(["adapter.lokr.factor"], _of_lokr(_factors), note="if all are equal"),
