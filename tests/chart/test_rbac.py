@@ -28,7 +28,7 @@ from fluxtrain_operator.controller.reconcile import Reconciler
 from fluxtrain_operator.metrics import Metrics
 from fluxtrain_operator.planner.plan import load
 from fluxtrain_operator.resources import Slot, training_pod
-from fluxtrain_operator.resources.scheduling import _GANGS, gang_of
+from fluxtrain_operator.resources.scheduling import _GANGS, POD_GROUP, gang_of
 
 Permission = tuple[str, str, str]
 """Resource as ``plural[/subresource][.group]``, verb, and scope: watched, cluster or own."""
@@ -152,7 +152,7 @@ async def reconcile(cluster: KubernetesApi, manifest: Manifest) -> None:
     cache = Cache()
     cache.set_job(manifest)
     gang = gang_of(load(manifest, "trainer"))
-    for kind, version in (SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)).items():
+    for kind, version in (SUPPORT_KINDS | {POD_GROUP: gang.api_version}).items():
         for name in OLD:
             cache.applied.set(
                 (version, kind), {"metadata": {"name": name, "namespace": "ns", **OWN}}
@@ -177,7 +177,7 @@ async def watch_everything(api: ApiClient, recorder: Recorder) -> None:
             await asyncio.sleep(0)  # until it has begun
             await informers.wait_for_sync()
             for gang in _GANGS.values():
-                while not informers.has_groups(gang.api_version, gang.kinds):
+                while gang.api_version and not informers.has_groups(gang.api_version):
                     await asyncio.sleep(0.01)
             while sum(verb == "watch" for _, verb in recorder.seen) < NUM_WATCHES:
                 await asyncio.sleep(0.01)

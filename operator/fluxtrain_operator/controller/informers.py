@@ -30,7 +30,7 @@ from fluxtrain_operator.controller.list_watch import (
     list_and_watch,
 )
 from fluxtrain_operator.metrics import Metrics
-from fluxtrain_operator.resources.scheduling import Volcano
+from fluxtrain_operator.resources.scheduling import POD_GROUP, Volcano
 
 SELECTOR = names.LABEL_JOB
 METADATA_RELIST_SECONDS = 3600.0
@@ -226,10 +226,10 @@ class Informers:
         """Return the served namespaces with jobs that have not ended."""
         return [n for n in self._cache.active_namespaces() if not self.why_unserved(n)]
 
-    def has_groups(self, version: str, kinds: Iterable[str]) -> bool:
+    def has_groups(self, version: str) -> bool:
         """Return whether the pod groups of the API ``version`` are cached; the first call watches them."""
-        handlers = [self._watch_objects((version, kind)) for kind in kinds]
-        return all(handler.synced.is_set() for group in handlers for handler in group)
+        handlers = self._watch_objects((version, POD_GROUP))
+        return all(handler.synced.is_set() for handler in handlers)
 
     async def run(self) -> None:
         """List and watch until cancelled."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
@@ -47,7 +47,7 @@ from fluxtrain_operator.planner.plan import (
 )
 from fluxtrain_operator.planner.plan import plan as make_plan
 from fluxtrain_operator.planner.status import finished
-from fluxtrain_operator.resources.scheduling import NO_STATE, Gang, GroupState, gang_of
+from fluxtrain_operator.resources.scheduling import NO_STATE, POD_GROUP, Gang, GroupState, gang_of
 
 RESYNC_SECONDS = 600.0
 """Maximum interval of the reconciles of a job with pods."""
@@ -69,7 +69,7 @@ class Reconciler:
     default_image: str
     enqueue: Callable[[Key], None] = lambda key: None
     """Called with a job whose progress has changed."""
-    has_groups: Callable[[str, Iterable[str]], bool] = lambda version, kinds: True
+    has_groups: Callable[[str], bool] = lambda version: True
     """Returns whether the pod groups of an API version are cached."""
     rendezvous_image: str = ""
     pod_defaults: PodDefaults = NO_DEFAULTS
@@ -191,7 +191,7 @@ class Reconciler:
 
     async def _observe(self, key: Key, job: Job, state: JobState) -> Observed:
         gang = gang_of(job)
-        kinds = SUPPORT_KINDS | dict.fromkeys(gang.kinds, gang.api_version)
+        kinds = SUPPORT_KINDS | {POD_GROUP: gang.api_version}
         applied = self._applied_hashes(job.uid, kinds)
         if finished(job.status):
             awaited = is_awaited(self.cache, key)
@@ -244,10 +244,10 @@ class Reconciler:
         if not version or finished(job.status):
             return True
         problem, served = "", await self._served_kinds(version, now)
-        if missing := [kind for kind in gang.kinds if kind not in served]:
-            problem = f"the cluster does not serve {' and '.join(missing)} of {version}"
+        if POD_GROUP not in served:
+            problem = f"the cluster does not serve {POD_GROUP} of {version}"
             self._groups_awaited.pop(version, None)
-        elif not self.has_groups(version, gang.kinds):
+        elif not self.has_groups(version):
             if now < self._groups_awaited.setdefault(version, now) + _PATIENCE_SECONDS:
                 return False
             problem = "the operator cannot list these; does the chart's value gangs permit it?"
@@ -263,7 +263,7 @@ class Reconciler:
         return served
 
     def _group_state(self, job: Job, gang: Gang) -> GroupState:
-        kind = gang.api_version, "PodGroup"
+        kind = gang.api_version, POD_GROUP
         applied = self.cache.applied.get(job.uid, kind, names.pod_group(job.name))
         return NO_STATE if applied is None else applied.state
 

@@ -39,13 +39,15 @@ def group_state(manifest: Mapping[str, Any]) -> GroupState:
     return GroupState(PENDING, ": ".join(parts))
 
 
+POD_GROUP = "PodGroup"
+"""Kind of the supporting object of all gangs."""
+
+
 class Gang:
     """No gang scheduling: the scheduler starts pods one by one."""
 
     api_version = ""
-    """API version that the cluster must serve."""
-    kinds: tuple[str, ...] = ()
-    """Kinds of the supporting objects."""
+    """API version of the pod group, which the cluster must serve; empty: there is none."""
 
     def objects(self, job: Job) -> list[Manifest]:
         """Return the supporting objects, in the order in which they must be created."""
@@ -63,11 +65,11 @@ class Coscheduling(Gang):
     """The coscheduling plugin of kubernetes-sigs/scheduler-plugins."""
 
     api_version = "scheduling.x-k8s.io/v1alpha1"
-    kinds: tuple[str, ...] = ("PodGroup",)
 
     def objects(self, job: Job) -> list[Manifest]:
         """Return the pod group."""
-        return [self._object(job, "PodGroup", names.pod_group(job.name), self._spec(job))]
+        name, spec = names.pod_group(job.name), self._spec(job)
+        return [supporting_object(job, self.api_version, POD_GROUP, name, spec=spec)]
 
     def configure_pod(self, pod: Manifest, job: Job) -> None:
         """Label ``pod`` with its group."""
@@ -75,9 +77,6 @@ class Coscheduling(Gang):
 
     def _spec(self, job: Job) -> Manifest:
         return {"minMember": job.spec.nodes.min}
-
-    def _object(self, job: Job, kind: str, name: str, spec: Manifest) -> Manifest:
-        return supporting_object(job, self.api_version, kind, name, spec=spec)
 
 
 class Volcano(Coscheduling):

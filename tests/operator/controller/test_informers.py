@@ -479,10 +479,10 @@ async def test_services_that_were_deleted_while_their_watch_had_expired_are_miss
 
 @synced()
 async def test_pod_groups_are_watched_from_the_first_job_that_has_one(s: Synced) -> None:
-    version, kinds = "scheduling.volcano.sh/v1beta1", ("PodGroup",)
+    version = "scheduling.volcano.sh/v1beta1"
     assert not any("podgroups" in r.path for r in s.server.requests)
     s.server.put("podgroups", SUPPORT[0][1])
-    await until(lambda: s.informers.has_groups(version, kinds))
+    await until(lambda: s.informers.has_groups(version))
     assert len(s.cache.applied.of("uid-job", {"PodGroup": version})) == 1
     s.enqueued.clear()
     s.server.remove("podgroups", "ns", "configmaps-0")

@@ -231,7 +231,7 @@ async def test_a_job_waits_for_the_pod_groups_of_its_scheduler_and_no_worker_doe
     cluster = RecordingStore()
     cluster.served = frozenset({"PodGroup"})
     reconciler = make_reconciler(cluster, manifest)
-    reconciler.has_groups = lambda version, kinds: len(asked) > 1 or bool(asked.append(version))
+    reconciler.has_groups = lambda version: len(asked) > 1 or bool(asked.append(version))
     for _ in range(2):
         assert 0 < (await reconciler.reconcile(KEY) or 0) < 1
         assert cluster.log == []
@@ -261,7 +261,7 @@ def test_a_job_waits_until_the_api_of_its_pod_group_is_installed(
     harness = in_volcano(served)
     cluster = harness.cluster
     asked = list[str]()
-    harness.reconciler.has_groups = lambda version, kinds: bool(asked.append(version) or True)
+    harness.reconciler.has_groups = lambda version: bool(asked.append(version) or True)
     run(harness, 3)
     assert (cluster.own("Pod"), cluster.own("PodGroup"), asked) == ([], [], [])
     value, reason, text = cluster.condition("Admitted")
@@ -295,7 +295,7 @@ def test_groups_that_the_operator_may_not_list_are_reported(
     asked_anew: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harness = in_volcano()
-    harness.reconciler.has_groups = lambda version, kinds: False
+    harness.reconciler.has_groups = lambda version: False
     run(harness, 1)
     assert harness.cluster.status == {}, "they may be about to be listed"
     monkeypatch.setattr(reconcile_module, "_PATIENCE_SECONDS", 0.0)
@@ -304,7 +304,7 @@ def test_groups_that_the_operator_may_not_list_are_reported(
     assert (value, reason) == ("False", "NoPodGroups")
     assert "the chart's value gangs" in text
     assert harness.cluster.own("Pod") == []
-    harness.reconciler.has_groups = lambda version, kinds: True
+    harness.reconciler.has_groups = lambda version: True
     run(harness, 1)
     assert len(harness.cluster.own("Pod")) == 5
 
