@@ -119,6 +119,7 @@ def without_values(
     with torch.device("meta"):
         return kind(
             in_channels=config.in_channels,
+            out_channels=config.out_channels,
             num_layers=config.depth,
             num_single_layers=config.depth_single_blocks,
             attention_head_dim=config.hidden_size // config.num_heads,

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
+from tests.trainer.tiny_model import save_flux
 from torch import Tensor
 
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.model.flux import image_ids, text_ids
+from fluxtrain.model.flux import Flux, image_ids, text_ids
+from fluxtrain.weights import open_weights, write_weights
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "none": {"shift": 1.0},
+    "dev": {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0},
+}
+_ENCODERS = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2")
+
+
+def pipeline_of(kind: Any, flux: Flux, folder: Path, shift: str, vae: Any = None) -> Any:
+    """Return diffusers' pipeline of ``kind`` with the weights of ``flux``, by way of files in ``folder``."""
+    written = folder / "transformer"
+    write_weights(open_weights(save_flux(flux, folder)), written, "diffusers", torch.float32)
+    pipeline = kind(
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[shift]),
+        transformer=FluxTransformer2DModel.from_pretrained(written),
+        vae=vae,
+        **dict.fromkeys(_ENCODERS),
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def inputs(

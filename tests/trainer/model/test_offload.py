@@ -289,7 +289,7 @@ def test_images_are_those_without(models: Path) -> None:
             torch.ones(config.model.vec_in_dim),
         )
         flow_loss = FlowLoss(model.eval(), config, torch.float32)
-        found.append(sample_latents(flow_loss, [prompt], [text], [text], World.alone())[0])
+        found.append(sample_latents(flow_loss, [prompt], [text], [text], [None], World.alone())[0])
     assert torch.equal(*found)
 
 

@@ -28,7 +28,7 @@ class StraightLineModel:
     config: RunConfig
 
     def predict(
-        self, noisy: Tensor, txt: Tensor, vec: Tensor, t: Tensor, guidance: float
+        self, noisy: Tensor, txt: Tensor, vec: Tensor, t: Tensor, guidance: float, condition: None
     ) -> Tensor:
         velocity: Tensor = (noisy - self.clean) / t.view(-1, 1, 1, 1)
         return velocity + vec[:, :1, None, None]

@@ -46,7 +46,7 @@ def test_dashes_without_an_option_are_part_of_the_prompt(tmp_path: Path) -> None
 
 MISTAKES = [
     ("a\nb --ss euler_a", "line 2", "--ss has no effect: the sampler is always Euler's"),
-    ("a --cn edges.png", "line 1", "no ControlNet"),
+    ("a --cn edges.png", "line 1", "--cn has no effect: model.condition is none"),
     ("# c\n\na --q 3", "line 3", "--q is unknown; use --w, --h, --d, --s, --l, --g, --n"),
     ("a --w wide", "line 1", "--w wide: must be a whole number from 16 to 8192"),
     ("a --h 0", "line 1", "--h 0: must be a whole number from 16 to 8192"),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import FluxPipeline
 from PIL import Image
 from tests.trainer.commands import fluxtrain
+from tests.trainer.predictions import pipeline_of
 from tests.trainer.tiny_encoders import SIDE, TOKENS, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 
@@ -20,12 +21,6 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.model.flux import pack
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.sample.denoise import denoise
-from fluxtrain.weights import open_weights, write_weights
-
-SCHEDULERS: dict[str, dict[str, Any]] = {
-    "none": {"shift": 1.0},
-    "dev": {"use_dynamic_shifting": True, "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0},
-}
 
 
 @pytest.mark.parametrize(("size", "steps"), [((16, 16), 7), ((24, 24), 4), ((12, 20), 5)])
@@ -36,18 +31,7 @@ def test_latents_equal_those_of_diffusers_pipeline(
 ) -> None:
     model = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=shift == "dev")
     flux = random_flux(model)
-    folder = tmp_path / "transformer"
-    write_weights(open_weights(save_flux(flux, tmp_path)), folder, "diffusers", torch.float32)
-    pipeline = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULERS[shift]),
-        transformer=FluxTransformer2DModel.from_pretrained(folder),
-        vae=None,
-        text_encoder=None,
-        tokenizer=None,
-        text_encoder_2=None,
-        tokenizer_2=None,
-    )
-    pipeline.set_progress_bar_config(disable=True)
+    pipeline = pipeline_of(FluxPipeline, flux, tmp_path, shift)
     torch.manual_seed(1)
     noise, txt, vec = torch.randn(2, 4, *size), torch.randn(2, 7, 48), torch.randn(2, 40)
     expected = pipeline(

@@ -200,7 +200,7 @@ def _check_fits(config: RunConfig, shape: SampleShape, folder: Path) -> None:
         ("data.text_length", data.text_length, shape.txt[0]),
         ("model.context_in_dim", model.context_in_dim, shape.txt[1]),
         ("model.vec_in_dim", model.vec_in_dim, shape.vec),
-        ("model.in_channels", model.out_channels, shape.latent[0] * 4),
+        ("model.in_channels", 4 * config.latent_shape[0], shape.latent[0] * 4),
     ):
         if configured != stored:
             raise ConfigError(f"spec.run.{path}", configured, f"the data in {folder} has {stored}")
@@ -225,7 +225,7 @@ class SyntheticDataset(Dataset):
         )
         self._txt = _normal(config.drawn_seed, 0, (self.num_classes, *self.shape.txt))
         self._vec = _normal(config.drawn_seed, 1, (self.num_classes, self.shape.vec))
-        channels, (height, width) = config.latent_channels, self._sizes.max(axis=0).tolist()
+        channels, (height, width) = config.latent_shape[0], self._sizes.max(axis=0).tolist()
         self._mean = _normal(config.drawn_seed, 2, (self.num_classes, channels, height, width))
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
@@ -390,6 +390,24 @@ def load_patch_autoencoder(path: Path) -> PatchAutoencoder:
     except Exception as error:  # safetensors and torch raise many types
         raise DataError(f"{path}: does not hold a patch autoencoder ({error})") from None
     return autoencoder.eval().requires_grad_(False)
+
+
+def scaled(pixels: UInt8[Tensor, "3 H W"], device: torch.device, dtype: torch.dtype) -> Images:
+    """Return ``pixels`` as the one image that `encode` takes, in [-1, 1]."""
+    return (pixels[None].to(device).float() / 127.5 - 1).to(dtype)
+
+
+def condition_of(codec: Codec, image: Images, control: Images, kind: str) -> Latents:
+    """Return the latents of a model's condition of ``kind``: of the ``control``, or of ``image`` with a hole.
+
+    They are means of the autoencoder's distribution. The hole of ``fill`` is where ``control`` is above grey:
+    the image is grey there, and latents have its 8 x 8 pixels as channels below their own.
+    """
+    if kind == "kontext":
+        return codec.encode(control)[0]
+    hole = (control[:, :1] > 0).to(image.dtype)
+    mean, _ = codec.encode(image * (1 - hole))
+    return torch.cat([mean, F.pixel_unshuffle(hole, PATCH)], dim=1)
 
 
 Codec = Autoencoder | PatchAutoencoder

@@ -26,7 +26,7 @@ class FlowLoss:
     model: Flux
     config: RunConfig
     dtype: torch.dtype
-    _ids: dict[tuple[int, int, int, torch.device], tuple[Tensor, Tensor]] = field(
+    _ids: dict[tuple[int, int, int, int, torch.device], tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
     """Position ids on the device: to copy them for each batch would wait for the device."""
@@ -35,11 +35,12 @@ class FlowLoss:
         """Return each sample's mean squared error of the velocity, float32."""
         encoders = self.config.encoders
         rounded = self.dtype if self.config.flow.reference_rounding else torch.float32
+        channels = self.config.latent_channels
         mean, logvar, latent_noise, noise, timesteps = (
             values.to(rounded)
             for values in (
-                batch.mean,
-                batch.logvar,
+                batch.mean[:, :channels],
+                batch.logvar[:, :channels],
                 batch.latent_noise,
                 batch.noise,
                 batch.timesteps,
@@ -49,8 +50,9 @@ class FlowLoss:
             mean, logvar, latent_noise, encoders.latent_shift, encoders.latent_scale
         )
         noisy = interpolate(clean, noise, timesteps)
-        guidance = self.config.training_guidance
-        prediction = self.predict(noisy, batch.txt, batch.vec, timesteps.float(), guidance)
+        guidance, condition = self.config.training_guidance, batch.mean[:, channels:]
+        text = batch.txt, batch.vec
+        prediction = self.predict(noisy, *text, timesteps.float(), guidance, condition)
         return sample_losses(prediction, velocity(clean, noise), batch.mask)
 
     def training(self, batch: Batch) -> Float[Tensor, " b"]:
@@ -70,28 +72,46 @@ class FlowLoss:
         vec: Float[Tensor, "b v"] | Int[Tensor, "b i"],
         timesteps: Float[Tensor, " b"],
         guidance: float,
+        condition: Float[Tensor, "b e h w"] | None = None,
     ) -> Float[Tensor, "b ch h w"]:
         """Return the predicted velocity at ``noisy``; ``guidance`` is for models with ``guidance_embed``.
 
-        ``vec`` has CLIP's token ids if its adapters are trained.
+        ``vec`` has CLIP's token ids if its adapters are trained. The ``condition`` is what `condition_of`
+        returns; Kontext's may be left out.
         """
         height, width = noisy.shape[-2:]
-        guided = self.config.model.guidance_embed
-        key = height, width, txt.shape[1], noisy.device
+        model, img = self.config.model, flux.pack(noisy)
+        num_tokens, images = img.shape[1], 1
+        if condition is not None and condition.shape[1]:
+            latents, hole = condition[:, : noisy.shape[1]], condition[:, noisy.shape[1] :]
+            encoders = self.config.encoders
+            scaled = (latents - encoders.latent_shift) * encoders.latent_scale
+            given = flux.pack(torch.cat([scaled, hole], dim=1)).to(img)
+            is_image = model.condition == "kontext"
+            images = 2 if is_image else 1
+            img = torch.cat([img, given], dim=1 if is_image else 2)
+        key = height, width, txt.shape[1], images, noisy.device
         if key not in self._ids:
-            ids = flux.image_ids(height, width), flux.text_ids(txt.shape[1])
+            ids = _ids(height, width, images), flux.text_ids(txt.shape[1])
             self._ids[key] = ids[0].to(noisy.device), ids[1].to(noisy.device)
         img_ids, txt_ids = self._ids[key]
         prediction = self.model(
-            img=flux.pack(noisy).to(self.dtype),
+            img=img.to(self.dtype),
             img_ids=img_ids,
             txt=txt.to(self.dtype),
             txt_ids=txt_ids,
             timesteps=timesteps,
             y=vec.to(self.dtype) if vec.is_floating_point() else vec,
-            guidance=torch.full_like(timesteps, guidance) if guided else None,
+            guidance=torch.full_like(timesteps, guidance) if model.guidance_embed else None,
         )
-        return flux.unpack(prediction, height, width)
+        return flux.unpack(prediction[:, :num_tokens], height, width)
+
+
+def _ids(height: int, width: int, images: int) -> Tensor:
+    """Return the positions of the tokens of several latent images, whose first axis counts them."""
+    ids = flux.image_ids(height, width).repeat(images, 1)
+    ids[:, 0] = torch.arange(images).repeat_interleave(len(ids) // images)
+    return ids
 
 
 # Rectified flow: the straight line from clean latents (t=0) to noise (t=1).

@@ -18,11 +18,8 @@ from fluxtrain.data.pictures.inspection import Inspection, inspect
 from fluxtrain.data.pictures.picture import variant_captions
 from fluxtrain.data.pictures.subset import (
     TrainingPicture,
+    find_pictures,
     held_out,
-    left_out_files,
-    list_subsets,
-    skipped_files,
-    training_pictures,
 )
 from fluxtrain.errors import DataError
 from fluxtrain.picture_cache.fetching import local_pictures
@@ -65,8 +62,7 @@ def run_pictures(
     Raises what a run raises before it begins.
     """
     with local_pictures(config.data, paths, lambda: None, is_shown) as places:
-        listed = list_subsets(config.data, paths.data, places)
-        yield training_pictures(listed), skipped_files(listed), left_out_files(listed)
+        yield find_pictures(config, paths.data, places)
 
 
 def check_run(
@@ -107,7 +103,7 @@ def cache_bytes(config: RunConfig, latents: Counter[Size], captions: int) -> int
     """Return the bytes of the encodings of ``latents``, by width and height in pixels, and of captions."""
     itemsize = _BYTES[config.encoders.precision]
     pixels = sum(count * width * height for (width, height), count in latents.items())
-    image = 2 * config.latent_channels * pixels // PIXELS_PER_LATENT**2
+    image = 2 * config.latent_shape[0] * pixels // PIXELS_PER_LATENT**2
     text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
     return itemsize * (image + captions * text)
 

@@ -17,25 +17,33 @@ from torch import Tensor
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA
+from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import Latents, PictureCache, Record, write_encodings
-from fluxtrain.data.pictures.picture import decode, fit, mask_of
-from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, read_picture, reason_of
-from fluxtrain.encode.codec import Codec, load_codec
+from fluxtrain.data.pictures.picture import control_of, decode, drawn_hole, fit, mask_of
+from fluxtrain.data.pictures.subset import (
+    FAULTS,
+    ReadPicture,
+    TrainingPicture,
+    read_picture,
+    reason_of,
+)
+from fluxtrain.encode.codec import Codec, condition_of, load_codec, scaled
 from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.work import required_latents
 
+Pixels = UInt8[Tensor, "3 H W"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """A picture that is read: at each size its pixels and its mask; or a fault."""
+    """A picture that is read: at each size its pixels, those of its control, and its mask; or a fault."""
 
     picture: TrainingPicture
     record: Record
-    crops: tuple[tuple[Latents, UInt8[Tensor, "3 H W"]], ...] = ()
+    crops: tuple[tuple[Latents, Pixels, Pixels | None], ...] = ()
     masks: tuple[tuple[str, Float[Tensor, "h w"]], ...] = ()
     """By ID."""
 
@@ -64,8 +72,8 @@ class PictureEncoder:
         threads = max(1, self.config.data.num_workers)
         for decoded in _ahead(partial(self._read, folder=folder), pictures, threads):
             check()
-            for latents, pixels in decoded.crops:
-                self._encode(latents, pixels)
+            for latents, pixels, control in decoded.crops:
+                self._encode(latents, pixels, control)
             for mask_id, mask in decoded.masks:
                 write_encodings(self.cache.mask_path(mask_id), {"mask": mask})
             self.cache.write_record(decoded.picture, decoded.record)
@@ -77,14 +85,19 @@ class PictureEncoder:
         free_memory(self.world)
 
     @torch.no_grad()
-    def _encode(self, latents: Latents, pixels: UInt8[Tensor, "3 H W"]) -> None:
+    def _encode(self, latents: Latents, pixels: Pixels, control: Pixels | None) -> None:
         dtype = encoders_dtype(self.config)
         if self._codec is None:
             codec = load_codec(self.config.encoders, self.paths.models)
             self._codec = codec.to(self.world.device, dtype)
-        scaled = pixels[None].to(self.world.device).float() / 127.5 - 1
-        mean, logvar = self._codec.encode(scaled.to(dtype))
+        image = scaled(pixels, self.world.device, dtype)
+        mean, logvar = self._codec.encode(image)
         require_equal("in_channels", self.config.model.out_channels, mean.shape[1] * 4)
+        if control is not None:
+            given = scaled(control, self.world.device, dtype)
+            condition = condition_of(self._codec, image, given, self.config.model.condition)
+            mean = torch.cat([mean, condition], dim=1)
+            logvar = torch.cat([logvar, torch.zeros_like(condition)], dim=1)
         path = self.cache.latents_path(latents.id)
         write_encodings(path, {"mean": mean[0], "logvar": logvar[0]})
 
@@ -98,7 +111,11 @@ class PictureEncoder:
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple(
-                (each, fit(decode(read.content, at_least=placement.resized), placement))
+                (
+                    each,
+                    fit(decode(read.content, at_least=placement.resized), placement),
+                    self._control(picture, read, placement),
+                )
                 for each, placement in missing
             )
             kind = ALPHA if picture.has_alpha_mask else ""
@@ -116,6 +133,17 @@ class PictureEncoder:
         width, height, sha256, mask_sha256 = seen
         record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
         return _Decoded(picture, record, crops, masks)
+
+    def _control(
+        self, picture: TrainingPicture, read: ReadPicture, placement: Placement
+    ) -> Pixels | None:
+        """Return the control of ``picture`` at ``placement``; None if the model has no condition."""
+        if read.control is not None:
+            size = read.width, read.height
+            return control_of(read.control, picture.condition, size, placement)
+        if picture.condition == "none":
+            return None
+        return drawn_hole(self.config.drawn_seed, read.sha256, placement)
 
 
 def encoders_dtype(config: RunConfig) -> torch.dtype:

@@ -36,6 +36,10 @@ def require_packable(pictures: Sequence[TrainingPicture], given: str) -> None:
     """Raise ConfigError if ``pictures`` have what shards of pictures and captions cannot say."""
     if any(picture.mask_path is not None for picture in pictures):
         raise ConfigError("spec.run.data.masks", UNSET, "masks are not packed; leave them out")
+    if any(picture.control is not None for picture in pictures):
+        raise ConfigError(
+            "spec.run.data.controls", UNSET, "controls are not packed; leave them out"
+        )
     if len({picture.repeats for picture in pictures}) > 1:
         text = "its folders have different repeats, which shards do not have; pack each folder"
         raise ConfigError(_FIELD, given, text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.pictures.dataset import read_training_set, write_encodings
-from fluxtrain.data.pictures.subset import Places, TrainingPicture, list_subsets, remote_sources
+from fluxtrain.data.pictures.subset import Places, TrainingPicture, find_pictures, remote_sources
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.text import load_text_encoder
 from fluxtrain.errors import StoppedError
@@ -188,6 +188,6 @@ def is_encoded(config: RunConfig, paths: RunPaths) -> bool:
 def check_pictures(config: RunConfig, paths: RunPaths) -> None:
     """Raise an error if the run's pictures or encoders are missing; nothing is fetched or decoded."""
     if not is_encoded(config, paths):
-        list_subsets(config.data, paths.data)
+        find_pictures(config, paths.data)
         pinned_sources(config.data, paths)
     check_files(config.encoders, paths.models)

@@ -38,13 +38,10 @@ from fluxtrain.data.pictures.subset import (
     REPEATS,
     Places,
     TrainingPicture,
+    find_pictures,
     held_out,
-    left_out_files,
-    list_subsets,
     notes,
     placements_of,
-    skipped_files,
-    training_pictures,
 )
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.files import autoencoder_fingerprint, text_fingerprint
@@ -253,7 +250,7 @@ def find_work(
     with. Raises DataError if there are no pictures, too many are skipped, or the encoders are missing.
     """
     stored = None if is_new else read_training_set(paths.output)
-    listed = list_subsets(config.data, paths.data, places or {})
+    pictures, skipped, left_out = find_pictures(config, paths.data, places or {})
     for note in notes(config.data, paths.data, config.schedule.global_batch_size):
         print(f"fluxtrain: {note}", file=sys.stderr, flush=True)
     check_files(config.encoders, paths.models)
@@ -263,11 +260,9 @@ def find_work(
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
-    pictures = training_pictures(listed)
     existing = cache.existing()
     if stored is not None:
         return _continued(stored, pictures, cache, existing)
-    skipped, left_out = skipped_files(listed), left_out_files(listed)
     if error := refused(config.data, pictures, skipped, paths.output / REPORT):
         found = CachedPictures(cache, pictures, skipped, [], [], left_out=left_out)
         found.write_report(paths.output, skipped, TrainingSet((), ()))
@@ -410,6 +405,9 @@ def open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
     folder = paths.output / "cache" if data.cache is None else paths.data / data.cache
     weights = autoencoder_fingerprint(encoders, paths.models)
     images = [DECODER, encoders.autoencoder_kind, encoders.precision, weights]
+    if (condition := config.model.condition) != "none":
+        is_drawn = condition == "fill" and data.controls is None
+        images += [condition, str(config.drawn_seed) if is_drawn else ""]
     weights = text_fingerprint(encoders, paths.models)
     texts = [encoders.text, encoders.precision, data.text_length, weights]
     buckets = None if data.buckets is None else data.buckets.model_dump()

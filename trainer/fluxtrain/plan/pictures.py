@@ -10,13 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import AS_THEY_ARE, PIXELS_PER_LATENT
-from fluxtrain.data.pictures.subset import (
-    left_out_files,
-    list_subsets,
-    remote_sources,
-    skipped_files,
-    training_pictures,
-)
+from fluxtrain.data.pictures.subset import find_pictures, remote_sources
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.picture_cache.check import PictureCheck, cache_bytes, check_run
 from fluxtrain.runtime.progress import binary
@@ -116,13 +110,11 @@ def _counted(config: RunConfig, data_root: Path) -> PictureCheck | str:
     """Return what is made of the pictures, or why they are not counted; FluxtrainError if they are wrong."""
     if remote_sources(config.data, data_root):
         return f"they are at a URL, in shards or in Parquet files; {_TELLS}"
-    listed = list_subsets(config.data, data_root)
-    pictures = training_pictures(listed)
+    pictures, skipped, left_out = find_pictures(config, data_root)
     size = sum(picture.file.size for picture in pictures)
     if size > MAX_BYTES:
         return f"{len(pictures):,} of {binary(size)}, more than a plan reads; {_TELLS}"
-    unused = skipped_files(listed), left_out_files(listed)
-    check = check_run(config, pictures, *unused, decodes=False)
+    check = check_run(config, pictures, skipped, left_out, decodes=False)
     if error := check.refusal(config):
         raise error
     return check

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fluxtrain.contract.run.optim import FlowConfig
 
-TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS, CROPS, CAPTIONS = range(8)
+TRAIN, EVALUATION, ORDER, SAMPLING, SYNTHETIC, WEIGHTS, CROPS, CAPTIONS, HOLES = range(9)
 """Streams: training samples, validation samples, order of epochs, sample images, synthetic data, weights,
-crops of pictures, variants of captions."""
+crops of pictures, variants of captions, holes of pictures."""
 
 NUM_TIMESTEPS = 8
 """Evaluation timesteps: 0/8 ... 7/8."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import SamplingConfig
+from fluxtrain.data.order import Placement
+from fluxtrain.data.pictures.picture import control_of, read_bytes
+from fluxtrain.encode.codec import condition_of, load_codec, scaled
 from fluxtrain.model import loss
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.distributed import World
@@ -44,24 +48,27 @@ def denoise(
     empty: tuple[Tensor, Tensor],
     sampling: SamplingConfig,
     on_step: Callable[[], object] = lambda: None,
+    condition: Latents | None = None,
 ) -> Latents:
     """Return the autoencoder's latents, integrated from ``noise`` at t=1 to t=0.
 
     ``prompts`` and ``empty`` are text tokens "b l d" and pooled vectors "b v". With a ``cfg_scale`` other
     than 1 each step extrapolates from the velocity of ``empty``, the empty or a negative prompt
-    (classifier-free guidance). ``on_step`` is called after each step.
+    (classifier-free guidance). ``condition`` is that of the model, of each image. ``on_step`` is called after
+    each step.
     """
     cfg_scale = sampling.cfg_scale
     txt, vec = prompts
     if uses_cfg := cfg_scale != 1:
         txt, vec = torch.cat([txt, empty[0]]), torch.cat([vec, empty[1]])
+        condition = None if condition is None else torch.cat([condition, condition])
     image_tokens = noise.shape[-2] * noise.shape[-1] // 4
     times = loss.sampling_times(sampling.num_steps, image_tokens, sampling.time_shift)
     x = noise
     for t, next_t in pairwise(times.to(noise.device)):
         batch = torch.cat([x, x]) if uses_cfg else x
         at = t.expand(len(batch))
-        velocity = flow_loss.predict(batch, txt, vec, at, sampling.guidance).float()
+        velocity = flow_loss.predict(batch, txt, vec, at, sampling.guidance, condition).float()
         if uses_cfg:
             conditional, unconditional = velocity.chunk(2)
             velocity = unconditional + cfg_scale * (conditional - unconditional)
@@ -79,6 +86,41 @@ def to_pil_images(images: Float[Tensor, "b 3 H W"]) -> list[Image.Image]:
 
 TextEncoding = tuple[Tensor, Tensor]
 """Tokens "l d" and pooled vector "v" of a prompt."""
+Condition = Float[Tensor, "e h w"] | None
+"""Latents of a prompt's condition."""
+
+
+@torch.no_grad()
+def conditions_of(
+    prompts: Sequence[Prompt], config: RunConfig, models_root: Path, device: torch.device
+) -> list[Condition]:
+    """Return the condition of each of ``prompts``: of its control, covering its size; None without one."""
+    if not any(prompt.control for prompt in prompts):
+        return [None] * len(prompts)
+    codec, found = load_codec(config.encoders, models_root).to(device), list[Condition]()
+    for prompt in prompts:
+        if prompt.control is None:
+            found.append(None)
+            continue
+        size = prompt.width, prompt.height
+        image, *masks = (
+            scaled(
+                control_of(read_bytes(path), "", size, Placement(size, size)), device, torch.float32
+            )
+            for path in (prompt.control, prompt.mask)
+            if path is not None
+        )
+        control = masks[0] if masks else image
+        found.append(condition_of(codec, image, control, config.model.condition)[0].cpu())
+    return found
+
+
+def stacked_conditions(
+    conditions: Sequence[Condition], device: torch.device
+) -> Float[Tensor, "b e h w"] | None:
+    """Return ``conditions``, all or none of which are None, as one batch on ``device``."""
+    given = [each for each in conditions if each is not None]
+    return torch.stack(given).to(device) if given else None
 
 
 def sample_latents(
@@ -86,13 +128,14 @@ def sample_latents(
     prompts: Sequence[Prompt],
     texts: Sequence[TextEncoding],
     negatives: Sequence[TextEncoding],
+    conditions: Sequence[Condition],
     world: World,
     alive: Callable[[], object] = lambda: None,
 ) -> list[Latents]:
     """Return the latents "1 ch h w" of each prompt; every rank must call this with the same ones.
 
     Ranks sample different prompts at the same time. ``negatives`` are the encodings of each prompt's negative
-    prompt. ``alive`` is called after each step.
+    prompt, ``conditions`` those of its picture. ``alive`` is called after each step.
     """
     config, device = flow_loss.config, world.device
     latents = [torch.zeros_like(noise_of([prompt], config), device=device) for prompt in prompts]
@@ -106,6 +149,7 @@ def sample_latents(
             _stacked([negatives[index] for index in indices], device),
             settings_of(batch[0], config),
             alive,
+            stacked_conditions([conditions[index] for index in indices], device),
         )
         if world.rank < len(turn):
             for index, each in zip(indices, torch.split(sampled, 1), strict=True):
@@ -146,11 +190,11 @@ def turns(prompts: Sequence[Prompt], config: RunConfig, ranks: int) -> Iterator[
 def batches(prompts: Sequence[Prompt], config: RunConfig, ranks: int = 1) -> Iterator[list[int]]:
     """Yield the indices of ``prompts`` that a rank samples at once: alike, and no more than a micro batch."""
     budget = config.parallel.most_samples * config.data.image_size**2
-    waiting = dict[tuple[int, int, int, float, float | None], list[int]]()
+    waiting = dict[tuple[int, int, int, float, float | None, bool], list[int]]()
     for index, each in enumerate(prompts):
-        key = each.width, each.height, each.num_steps, each.cfg_scale, each.guidance
-        waiting.setdefault(key, []).append(index)
-    for (width, height, _, cfg_scale, _), indices in waiting.items():
+        settings = each.width, each.height, each.num_steps, each.cfg_scale, each.guidance
+        waiting.setdefault((*settings, each.control is None), []).append(index)
+    for (width, height, _, cfg_scale, *_), indices in waiting.items():
         size = max(1, budget // (width * height * (1 if cfg_scale == 1 else 2)))
         size = min(size, math.ceil(len(indices) / ranks))
         yield from (indices[start : start + size] for start in range(0, len(indices), size))

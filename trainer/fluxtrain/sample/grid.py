@@ -34,7 +34,14 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.report.gallery import ORIGINALS
 from fluxtrain.runtime.draws import Array
 from fluxtrain.runtime.files import atomic_write_by_several
-from fluxtrain.sample.denoise import Latents, TextEncoding, sample_latents, to_pil_images
+from fluxtrain.sample.denoise import (
+    Condition,
+    Latents,
+    TextEncoding,
+    conditions_of,
+    sample_latents,
+    to_pil_images,
+)
 from fluxtrain.sample.prompts import Prompt, chosen_prompts, plain_prompts
 
 T = TypeVar("T")
@@ -48,6 +55,8 @@ class GridContents:
     texts: list[TextEncoding]
     negatives: list[TextEncoding]
     """Of each prompt: its negative prompt, or the empty one."""
+    conditions: list[Condition]
+    """Of each prompt."""
     originals: list[Float[Tensor, "ch h w"]]
     """Latents of the validation images, whose prompts are the last ones."""
 
@@ -112,8 +121,8 @@ class GridSampler:
     def _sample(
         self, flow_loss: FlowLoss, contents: GridContents, alive: Callable[[], object]
     ) -> list[Latents]:
-        texts = contents.texts, contents.negatives
-        return sample_latents(flow_loss, contents.prompts, *texts, self.world, alive)
+        given = contents.texts, contents.negatives, contents.conditions
+        return sample_latents(flow_loss, contents.prompts, *given, self.world, alive)
 
     def _read_prompts(self) -> bool:
         """Read the prompts as they are now, on rank 0; keep those of before if their file is wrong."""
@@ -137,7 +146,8 @@ class GridSampler:
         length = self.sources.lengths[1]
         count = min(config.sampling.num_validation_prompts, length)
         indices = np.linspace(0, max(length - 1, 0), count).round().astype(np.int64)
-        originals, own, empty = self._read_samples(source, indices)
+        samples, own, empty = self._read_samples(source, indices)
+        originals = [each[: config.latent_channels] for each in samples]
         captions = [source.caption(int(index)) for index in indices] if source is not None else []
         plain = plain_prompts(config, captions, first=len(chosen))
         prompts = chosen + [_sized(*each) for each in zip(plain, originals, strict=True)]
@@ -147,7 +157,16 @@ class GridSampler:
         texts = [encoded[each.text] for each in chosen] + own
         if config.trains_clip:
             texts, negatives = self._with_ids(prompts, texts, negatives)
-        self._contents = GridContents(prompts, texts, negatives, originals)
+        conditions = conditions_of(chosen, config, self.paths.models, self.world.device)
+        if config.model.condition != "none":
+            conditions += [each[config.latent_channels :] for each in samples]
+            prompts[len(chosen) :] = [
+                replace(each, control=Path(ORIGINALS, f"{index:02d}.png"))
+                for index, each in enumerate(prompts[len(chosen) :], len(chosen))
+            ]
+        else:
+            conditions += [None] * len(samples)
+        self._contents = GridContents(prompts, texts, negatives, conditions, originals)
         return self._contents
 
     def _with_ids(
@@ -199,25 +218,42 @@ class GridSampler:
         decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
         generated = [to_pil_images(decode(each))[0] for each in latents]
         device = self.world.device
-        originals = [to_pil_images(decode(each[None].to(device)))[0] for each in contents.originals]
+        channels = self.config.latent_channels
+        own = [*[None] * (len(contents.prompts) - len(contents.originals)), *contents.originals]
+        above = [
+            [
+                to_pil_images(decode(each[None, :channels].to(device)))[0]
+                for each in pair
+                if each is not None
+            ]
+            for pair in zip(contents.conditions, own, strict=True)
+        ]
         digest = model_digest(self.config, step)
         for index, (prompt, image) in enumerate(zip(contents.prompts, generated, strict=True)):
             fields = text_fields(self.config, prompt) | {"step": str(step), "model": digest}
             save_png(path.with_suffix("") / f"{index:02d}.png", image, fields)
-        num_chosen = len(contents.prompts) - len(originals)
-        for index, image in enumerate(originals, num_chosen):
+        num_originals = len(contents.originals)
+        for index, images in enumerate(above):
             name = path.with_name(ORIGINALS) / f"{index:02d}.png"
-            if not name.exists():
-                save_png(name, image, {"prompt": contents.prompts[index].text})
-        above = [list[Image]()] * num_chosen + [[original] for original in originals]
+            if images and not name.exists():
+                save_png(name, _beside(images), {"prompt": contents.prompts[index].text})
         columns: list[Column] = [
             (prompt.text, [*images, image])
             for prompt, images, image in zip(contents.prompts, above, generated, strict=True)
         ]
-        parts = ["chosen prompts (sampling.prompts)"] * bool(num_chosen)
-        parts += ["validation prompts, the originals above the model's"] * bool(originals)
+        parts = ["chosen prompts (sampling.prompts)"] * (len(above) > num_originals)
+        parts += ["validation prompts, the originals above the model's"] * bool(num_originals)
+        parts += ["controls on top"] * any(each is not None for each in contents.conditions)
         title = f"step {step}: {'; then '.join(parts)}"
         save_grid(path, columns, title, self.sources.attribution)
+
+
+def _beside(images: Sequence[Image]) -> Image:
+    """Return ``images``, which are equally high, in a row."""
+    row = PilImage.new("RGB", (sum(image.width for image in images), images[0].height))
+    for number, image in enumerate(images):
+        row.paste(image, (number * images[0].width, 0))
+    return row
 
 
 def _sized(prompt: Prompt, original: Float[Tensor, "ch h w"]) -> Prompt:
@@ -292,6 +328,8 @@ def text_fields(config: RunConfig, prompt: Prompt) -> dict[str, str]:
         "time_shift": config.sampling.time_shift,
         "cfg_scale": str(prompt.cfg_scale),
         "guidance": "" if prompt.guidance is None else str(prompt.guidance),
+        "control": str(prompt.control or ""),
+        "mask": str(prompt.mask or ""),
         "weights": str(config.initial_weights or ""),
         "adapters": ", ".join(f"{each.path}:{each.strength:g}" for each in config.added_adapters),
         "Software": f"fluxtrain {__version__}",

@@ -13,9 +13,12 @@
 | --l    | scale of classifier-free guidance          | sampling.cfg_scale              |
 | --g    | distilled guidance, of models that have it | sampling.guidance               |
 | --n    | negative prompt, for a --l other than 1    | the empty prompt                |
+| --cn   | picture that Kontext edits, or Fill fills  | none; Fill needs one            |
+| --mask | mask of that picture: Fill fills its white |                                 |
 
-Sides are rounded down to what the model's patches need, as kohya's are. An option that has no effect
-here is refused, with its line.
+Sides are rounded down to what the model's patches need, as kohya's are. Without both, an image has the
+shape of its --cn. An option that has no effect here is refused, with its line. ``sampling.prompts`` may
+have options too.
 """
 
 from __future__ import annotations
@@ -27,16 +30,26 @@ from pathlib import Path
 
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.data import PIXELS_PER_TOKEN
+from fluxtrain.data.pictures.picture import PictureError, picture_size, read_bytes
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import UNSET, ConfigError
 
 
 def chosen_prompts(config: RunConfig, data_root: Path) -> list[Prompt]:
     """Return ``sampling.prompts``, then those of ``sampling.prompt_file``; ConfigError if a line is wrong."""
-    sampling = config.sampling
-    prompts = plain_prompts(config, sampling.prompts)
+    sampling, prompts = config.sampling, list[Prompt]()
+    for index, text in enumerate(sampling.prompts):
+        try:
+            if _OPTION.search(text):
+                prompts.append(_parse(text, config, index, data_root))
+            else:
+                _require_files(config, None, None)
+                prompts += plain_prompts(config, [text], index)
+        except ValueError as error:
+            path = f"spec.run.sampling.prompts[{index}]"
+            raise ConfigError(path, text, str(error)) from None
     if sampling.prompt_file is not None:
-        prompts += read_prompts(data_root / sampling.prompt_file, config, len(prompts))
+        prompts += read_prompts(data_root / sampling.prompt_file, config, len(prompts), data_root)
     return prompts
 
 
@@ -61,10 +74,11 @@ _MAX_TEXT = 1024
 _MIN_SIDE = PIXELS_PER_TOKEN
 _MAX_SIDE = 8192
 _MAX_STEPS = 1000
+_SAME_ASPECT = 0.05
+"""Part by which the aspect ratio of a mask may differ from that of its picture."""
 _OPTION = re.compile(r"(?:^|\s)--(\w+)(?:=|(?=\s)|$)")
 _NO_MEANING = {
     "ss": "the sampler is always Euler's",
-    "cn": "there is no ControlNet here",
     "fs": "flow shift is sampling.time_shift, of all images",
     "am": "adapters are those of the run",
     "r": "renoising is not of FLUX.1",
@@ -87,6 +101,10 @@ class Prompt:
     guidance: float | None
     """None if the model has none."""
     negative: str = ""
+    control: Path | None = None
+    """Picture of the model's condition, None if it has none; for validation prompts only a name."""
+    mask: Path | None = None
+    """Of the control: its white is filled."""
 
 
 def plain_prompts(config: RunConfig, texts: Iterable[str], first: int = 0) -> list[Prompt]:
@@ -102,10 +120,13 @@ def plain_prompts(config: RunConfig, texts: Iterable[str], first: int = 0) -> li
     ]
 
 
-def read_prompts(path: Path, config: RunConfig, first: int = 0) -> list[Prompt]:
+def read_prompts(
+    path: Path, config: RunConfig, first: int = 0, data_root: Path = Path()
+) -> list[Prompt]:
     """Return the prompts of ``path``; ``first`` is the number of the first one without a seed of its own.
 
-    Raises ConfigError naming the line, what is wrong, and what is allowed.
+    Their controls are below ``data_root``. Raises ConfigError naming the line, what is wrong, and what is
+    allowed.
     """
     prompts = list[Prompt]()
     for number, line in enumerate(_lines(path), 1):
@@ -113,7 +134,7 @@ def read_prompts(path: Path, config: RunConfig, first: int = 0) -> list[Prompt]:
         if not text or text.startswith("#"):
             continue
         try:
-            prompts.append(_parse(text, config, first + len(prompts)))
+            prompts.append(_parse(text, config, first + len(prompts), data_root))
         except ValueError as error:
             raise ConfigError(_FIELD, UNSET, f"{path}, line {number}: {error}") from None
         if len(prompts) > MAX_PROMPTS:
@@ -142,7 +163,7 @@ def _lines(path: Path) -> list[str]:
         raise ConfigError(_FIELD, UNSET, f"{path}: cannot be read ({reason})") from None
 
 
-def _parse(line: str, config: RunConfig, index: int) -> Prompt:
+def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
     """Return the prompt in ``line``; ValueError if an option is unknown, wrong or without effect."""
     text, options = _split(line)
     if not text:
@@ -165,18 +186,55 @@ def _parse(line: str, config: RunConfig, index: int) -> Prompt:
             "--n has no effect with classifier-free guidance 1; add --l, such as --l 4"
         )
     guidance = float(values.get("g", sampling.guidance)) if has_guidance else None
+    control, mask = (data_root / str(values[name]) if name in values else None for name in _FILES)
+    _require_files(config, control, mask)
     has_seed, side = "d" in values, config.data.image_size
+    shape = (side, side)
+    if control is not None and not {"w", "h"} & values.keys():
+        shape = _shape_of(control, side)
     return Prompt(
         text=text,
-        width=_rounded(int(values.get("w", side))),
-        height=_rounded(int(values.get("h", side))),
+        width=_rounded(int(values.get("w", shape[0]))),
+        height=_rounded(int(values.get("h", shape[1]))),
         seed=int(values["d"]) if has_seed else config.drawn_seed,
         index=0 if has_seed else index,
         num_steps=int(values.get("s", sampling.num_steps)),
         cfg_scale=cfg_scale,
         guidance=guidance,
         negative=str(values.get("n", "")),
+        control=control,
+        mask=mask,
     )
+
+
+def _require_files(config: RunConfig, control: Path | None, mask: Path | None) -> None:
+    """Raise ValueError if the files of a prompt are not those that the model's condition is made of."""
+    condition = config.model.condition
+    if control is not None and condition == "none":
+        raise ValueError("--cn has no effect: model.condition is none")
+    if mask is not None and condition != "fill":
+        raise ValueError(f"--mask has no effect: model.condition is {condition}, not fill")
+    if condition == "fill" and (control is None or mask is None):
+        example = "such as --cn photo.png --mask hole.png"
+        raise ValueError(f"needs a picture and its mask, {example}: model.condition is fill")
+    ratios = [w / h for w, h in (_shape_of(path, 1024) for path in (control, mask) if path)]
+    if abs(ratios[0] / ratios[-1] - 1 if ratios else 0) > _SAME_ASPECT:
+        raise ValueError("--mask is of another aspect ratio than --cn")
+
+
+def _shape_of(path: Path, side: int) -> tuple[int, int]:
+    """Return width and height in the shape of the picture ``path``, with ``side`` x ``side`` pixels.
+
+    ValueError if it is none.
+    """
+    try:
+        width, height = picture_size(read_bytes(path))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except PictureError as error:
+        raise ValueError(f"{path}: {error}") from None
+    ratio = (width / height) ** 0.5
+    return max(_MIN_SIDE, int(side * ratio)), max(_MIN_SIDE, int(side / ratio))
 
 
 def _split(line: str) -> tuple[str, dict[str, str]]:
@@ -231,7 +289,10 @@ _READERS: dict[str, Callable[[str, str], int | float | str]] = {
     "l": _number,
     "g": _number,
     "n": _text,
+    "cn": _text,
+    "mask": _text,
 }
+_FILES = ("cn", "mask")
 
 
 def _rounded(side: int) -> int:

@@ -28,7 +28,15 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.parallelize import DTYPES, load_weights
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.runtime.progress import Alive
-from fluxtrain.sample.denoise import denoise, noise_of, sample_latents, settings_of, to_pil_images
+from fluxtrain.sample.denoise import (
+    conditions_of,
+    denoise,
+    noise_of,
+    sample_latents,
+    settings_of,
+    stacked_conditions,
+    to_pil_images,
+)
 from fluxtrain.sample.grid import save_png, text_fields
 from fluxtrain.sample.prompts import Prompt, chosen_prompts
 from fluxtrain.state.random_seed import with_any_seed
@@ -97,17 +105,20 @@ def _sample(
     images: Sequence[tuple[Prompt, Path]],
     endpoint: Endpoint,
 ) -> None:
-    texts = _encode(config, paths, world, [prompt for prompt, _ in images])
+    prompts = [prompt for prompt, _ in images]
+    texts = _encode(config, paths, world, prompts)
+    conditions = conditions_of(prompts, config, paths.models, world.device)
     endpoint.alive()
     model = _load_model(config, paths, world, endpoint.alive)
     flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
     decode = load_decoder(config.encoders, paths.models, world.device)
     endpoint.progress.update(steps=len(images))
     endpoint.set_phase(SAMPLE)
-    for done, (prompt, path) in enumerate(images, 1):
+    for done, ((prompt, path), condition) in enumerate(zip(images, conditions, strict=True), 1):
         start, settings = noise_of([prompt], config).to(world.device), settings_of(prompt, config)
         text, negative = texts[prompt.text], texts[prompt.negative]
-        latents = denoise(flow_loss, start, text, negative, settings, endpoint.alive)
+        given = stacked_conditions([condition], world.device)
+        latents = denoise(flow_loss, start, text, negative, settings, endpoint.alive, given)
         (image,) = to_pil_images(decode(latents))
         save_png(path, image, text_fields(config, prompt))
         endpoint.step_done(step=done)
@@ -132,7 +143,8 @@ def write_images(
         [texts[each.text] for each in prompts],
         [texts[each.negative] for each in prompts],
     )
-    latents = sample_latents(flow_loss, prompts, own, negative, world, endpoint.alive)
+    conditions = conditions_of(prompts, config, paths.models, world.device)
+    latents = sample_latents(flow_loss, prompts, own, negative, conditions, world, endpoint.alive)
     image_paths = _image_paths(paths, prompts)
     if world.is_main:
         decode = load_decoder(config.encoders, paths.models, world.device)

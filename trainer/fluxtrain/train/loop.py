@@ -390,8 +390,7 @@ class _Trainer:
         """Return the image tokens of each sample of the next step."""
         if not isinstance(self.order, BucketOrder):
             return self.config.image_tokens
-        height, width = self.order.latent_size(self.run.step)
-        return height * width // 4
+        return self.config.model.image_tokens(*self.order.latent_size(self.run.step))
 
     @property
     def _pin(self) -> bool:
@@ -502,6 +501,7 @@ def warm_up(
 def synthetic_batch(config: RunConfig, size: int, device: torch.device) -> Batch:
     """Return a batch of ``size`` samples of the run's shapes, all zero."""
     latents = torch.zeros(size, *config.latent_shape, device=device)
+    noise = latents[:, : config.latent_channels]
     per_sample = torch.zeros(size, device=device)
     model = config.model
     vec = torch.zeros(size, model.vec_in_dim, device=device)
@@ -512,8 +512,8 @@ def synthetic_batch(config: RunConfig, size: int, device: torch.device) -> Batch
         logvar=latents,
         txt=torch.zeros(size, config.data.text_length, model.context_in_dim, device=device),
         vec=vec,
-        latent_noise=latents,
-        noise=latents,
+        latent_noise=noise,
+        noise=noise,
         timesteps=per_sample,
         weights=per_sample,
         keys=per_sample.long(),

@@ -33,7 +33,7 @@ from torch import Tensor
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.model import HOLE_CHANNELS, ModelConfig
 from fluxtrain.encode.files import clip_digest
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.layers import Entry, Shape, entries
@@ -349,6 +349,7 @@ class _ShapeKeys:
     """Names of the tensors of a layout from whose shapes the model is inferred."""
 
     img: str
+    last: str
     txt: str
     vec: str
     guidance: str
@@ -362,6 +363,7 @@ class _ShapeKeys:
 
 _BFL = _ShapeKeys(
     "img_in.weight",
+    "final_layer.linear.weight",
     "txt_in.weight",
     "vector_in.in_layer.weight",
     "guidance_in.in_layer.weight",
@@ -374,6 +376,7 @@ _BFL = _ShapeKeys(
 )
 _DIFFUSERS = _ShapeKeys(
     "x_embedder.weight",
+    "proj_out.weight",
     "context_embedder.weight",
     "time_text_embed.text_embedder.linear_1.weight",
     "time_text_embed.guidance_embedder.linear_1.weight",
@@ -398,6 +401,7 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
         double, single = ending(keys.double_mlp), ending(keys.single_mlp)
         mlp = double[0] if double else (single or (0,))[0] - keys.fused * hidden
         values = {
+            "condition": _condition(in_channels, shapes[keys.last][0]),
             "in_channels": in_channels,
             "vec_in_dim": shapes[keys.vec][1],
             "context_in_dim": shapes[keys.txt][1],
@@ -415,6 +419,16 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
         raise DataError(f"{path}: not the weights of a FLUX transformer ({text})") from None
     except (ValueError, IndexError, ArithmeticError, ConfigError) as error:
         raise DataError(f"{path}: not the weights of a FLUX transformer ({error})") from None
+
+
+def _condition(in_channels: int, out_channels: int) -> str:
+    """Return the condition of a model with so many channels; ValueError if it is none of ours."""
+    if in_channels == out_channels:
+        return "none"
+    if in_channels == 2 * out_channels + 4 * HOLE_CHANNELS:
+        return "fill"
+    of_both = " as Canny's and Depth's do" if in_channels == 2 * out_channels else ""
+    raise ValueError(f"tokens of {in_channels} channels become {out_channels}{of_both}")
 
 
 def _count(shapes: dict[str, Shape], blocks: str) -> int:

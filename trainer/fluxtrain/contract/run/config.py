@@ -354,6 +354,64 @@ OFFLOADED_BLOCKS = (
 """Rules of RunConfig."""
 
 
+_CONDITIONED = ("train", "sample", "benchmark")
+_SYNTHETIC = [
+    name for name, values in PRESETS.items() if values.get("data", {}).get("source") == "synthetic"
+]
+CONDITIONS = (
+    Rule(
+        "model.condition",
+        "must be none unless task is train, sample or benchmark: only data.images has conditions",
+        lambda run: run.model.condition == "none" or run.task in _CONDITIONED,
+        f"self.model.condition == 'none' || self.task in {list(_CONDITIONED)}",
+        others=("task",),
+    ),
+    Rule(
+        "model.condition",
+        "must be none unless data.images is set, or data.source is synthetic",
+        lambda run: (
+            run.model.condition == "none"
+            or run.task != "train"
+            or run.data.images is not None
+            or run.data.source == "synthetic"
+        ),
+        "self.model.condition == 'none' || has(self.task) && self.task != 'train' || has(self.data) && "
+        "(has(self.data.images) || has(self.data.source) && self.data.source == 'synthetic') || "
+        f"self.preset in {_SYNTHETIC}",
+    ),
+    Rule(
+        "model.condition",
+        "must not be kontext without data.controls, the pictures that are edited to those of data.images",
+        lambda run: (
+            run.model.condition != "kontext"
+            or run.data.images is None
+            or run.data.controls is not None
+        ),
+        "self.model.condition != 'kontext' || has(self.data.controls)",
+        others=("data.images",),
+    ),
+    Rule(
+        "data.controls",
+        "must be null unless model.condition is kontext or fill",
+        lambda run: run.data.controls is None or run.model.condition != "none",
+        "has(self.model) && has(self.model.condition) && self.model.condition != 'none'",
+    ),
+    Rule(
+        "data.validation",
+        "must be none if model.condition is set: encoded samples have no conditions; use validation_split",
+        lambda run: (
+            run.data.validation is None
+            or run.model.condition == "none"
+            or run.data.images is None
+            or run.task != "train"
+        ),
+        "self.data.validation == 'none' || self.model.condition == 'none' || !has(self.data.images)",
+        others=("model.condition",),
+    ),
+)
+"""Rules of RunConfig."""
+
+
 class RunConfig(StrictModel):
     """The configuration of a run."""
 
@@ -374,6 +432,7 @@ class RunConfig(StrictModel):
         WITHOUT_ADAPTERS,
         WITHOUT_AVERAGED_STEPS,
         *OFFLOADED_BLOCKS,
+        *CONDITIONS,
     )
 
     preset: Annotated[Literal[tuple(PRESETS)], IMMUTABLE]  # type: ignore[valid-type]
@@ -454,18 +513,18 @@ class RunConfig(StrictModel):
     @property
     def image_tokens(self) -> int:
         """Return the number of image tokens (packed latents) of one sample, the largest."""
-        height, width = self.data.largest_latent
-        return height * width // 4
+        return self.model.image_tokens(*self.data.largest_latent)
 
     @property
     def latent_channels(self) -> int:
-        """Return the channels of the latents before packing."""
+        """Return the channels of the latents that are noised, before packing."""
         return self.model.out_channels // 4
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """Return the shape "ch h w" of one sample's latents, the largest, before packing."""
-        return self.latent_channels, *self.data.largest_latent
+        """Return the shape "ch h w" of one sample's latents, the largest, with its condition's below them."""
+        channels = self.latent_channels + self.model.condition_channels
+        return channels, *self.data.largest_latent
 
 
 @dataclass(frozen=True)

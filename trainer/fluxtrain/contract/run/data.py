@@ -326,6 +326,25 @@ class DataConfig(StrictModel):
             "has(self.images) || !has(self.masks)",
         ),
         *url_rules("masks"),
+        Rule(
+            "controls",
+            "must be null unless images is set",
+            lambda data: data.images is not None or data.controls is None,
+            "has(self.images) || !has(self.controls)",
+        ),
+        Rule(
+            "controls",
+            "must be a folder: only images and masks are fetched from a URL",
+            lambda data: data.controls is None or not is_url(data.controls),
+            "!self.controls.contains('://')",
+        ),
+        Rule(
+            "controls",
+            "must be null if download.stream is set",
+            lambda data: data.controls is None or not data.download.stream,
+            "!self.download.stream",
+            others=("download.stream",),
+        ),
         _needs_images("prior_loss_weight", 1.0, "1.0"),
         _needs_images("validation_split", 0.0, "0.0"),
         Rule(
@@ -370,6 +389,10 @@ class DataConfig(StrictModel):
     """Folder of masks of ``images``, each with the name of its image: its red, or grey, weighs the loss of
     that place, and black counts nothing. It may be a URL or shards too. ``alpha``: the images' own opacity.
     null: all counts."""
+    controls: Annotated[Path | None, IMMUTABLE] = None
+    """Folder of what ``model.condition`` takes, a picture for each image of ``images`` and of its name. With
+    ``kontext`` the pictures that are edited to those of ``images``; with ``fill`` masks, whose white is
+    filled. null: none; with ``fill`` rectangles that are drawn from the seed."""
     prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
     """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
     table: Annotated[TableConfig, IMMUTABLE] = TableConfig()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ NUM_AXES = 3
 """Position axes of a token: 0, its row and its column."""
 DEPTHS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
 """The kinds of blocks in the order of the passes, and the fields with their numbers."""
+HOLE_CHANNELS = 64
+"""Latent channels of a mask: the 8 x 8 pixels of each latent."""
 
 
 class ModelConfig(StrictModel):
@@ -36,10 +38,24 @@ class ModelConfig(StrictModel):
             "self.axes_dim.sum() == self.hidden_size / self.num_heads",
             others=("hidden_size", "num_heads"),
         ),
+        Rule(
+            "in_channels",
+            "must be twice the latent channels x 2 x 2, and 256 of a mask, such as 384, if condition is fill",
+            lambda model: (
+                model.condition != "fill"
+                or (model.in_channels > 256 and model.in_channels % 8 == 0)
+            ),
+            "self.condition != 'fill' || (self.in_channels > 256 && self.in_channels % 8 == 0)",
+            others=("condition",),
+        ),
     )
 
+    condition: Literal["none", "kontext", "fill"] = "none"
+    """Picture that the model takes beside a prompt. ``kontext``: one to edit, whose latents are further image
+    tokens at 1 of the first position axis; ``fill``: one with a hole, whose latents and mask are further
+    channels of each image token."""
     in_channels: Annotated[int, Field(ge=4, le=4096, multiple_of=4)] = 64
-    """Channels of an image token: latent channels x 2 x 2."""
+    """Channels of an image token: latent channels x 2 x 2, and with ``fill`` those of its condition: 384."""
     vec_in_dim: Width = 768
     """Dimension of the pooled text vector (CLIP)."""
     context_in_dim: Width = 4096
@@ -67,7 +83,20 @@ class ModelConfig(StrictModel):
     @property
     def out_channels(self) -> int:
         """Return the channels of a token of the prediction: latent channels x 2 x 2."""
+        if self.condition == "fill":
+            return (self.in_channels - 4 * HOLE_CHANNELS) // 2
         return self.in_channels
+
+    @property
+    def condition_channels(self) -> int:
+        """Return the channels of the condition's latents, before packing."""
+        if self.condition == "none":
+            return 0
+        return self.out_channels // 4 + (HOLE_CHANNELS if self.condition == "fill" else 0)
+
+    def image_tokens(self, height: int, width: int) -> int:
+        """Return the image tokens of latents of ``height`` x ``width``, those of a reference among them."""
+        return height * width // 4 * (2 if self.condition == "kontext" else 1)
 
     @property
     def depths(self) -> Mapping[str, int]:

@@ -313,6 +313,9 @@ class PictureCache:
         if picture.mask_path is not None:
             mask = picture.mask or file
             own += [str(picture.mask_path), mask.size, mask.modified]
+        if picture.control is not None:
+            control = picture.control
+            own += ["control", str(picture.control_path), control.size, control.modified]
         return self.folder / "pictures" / f"{_digest(self.images, *known, *own)}.json"
 
     def latents_id(self, sha256: str, placement: Placement) -> str:

@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from fluxtrain.contract.run.data import ALPHA, DataConfig, Size
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.folder import MARK, texts_beside
-from fluxtrain.data.pictures.picture import decode, mask_of
+from fluxtrain.data.pictures.picture import control_of, decode, mask_of
 from fluxtrain.data.pictures.subset import (
     FAULTS,
     ReadPicture,
@@ -181,6 +181,9 @@ def _look(picture: TrainingPicture, data: DataConfig, seed: int, decodes: bool) 
         for _, each in read.placements if decodes and read.mask is not None else ():
             assert read.mask is not None
             mask_of(read.mask, kind, (read.width, read.height), each)
+        for _, each in read.placements if decodes and read.control is not None else ():
+            assert read.control is not None
+            control_of(read.control, picture.condition, (read.width, read.height), each)
         thumbnail = _thumbnail(read) if decodes else None
     except FAULTS as error:
         return Look(picture, fault=reason_of(error))

@@ -209,15 +209,18 @@ _SAME_ASPECT = 0.02
 """Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
 
 
-def mask_files(folder: Path, root: Path | None = None) -> dict[str, PictureFile]:
+def mask_files(
+    folder: Path,
+    root: Path | None = None,
+    hint: str = "; it should have a mask for each picture",
+) -> dict[str, PictureFile]:
     """Return the masks in ``folder`` by their names without suffix; links are as in `list_pictures`.
 
-    Raises DataError if there is no such folder.
+    Raises DataError, which ends with ``hint``, if there is no such folder.
     """
-    hint = "; it should have a mask for each picture"
     codec = "latin-1"  # decodes anything: their captions are not used
     found = list_pictures(folder, hint, root, encoding=codec).pictures
-    return {_stem(mask.name): mask for mask in reversed(found)}
+    return {stem(mask.name): mask for mask in reversed(found)}
 
 
 def with_masks(listing: Listing, by_stem: Mapping[str, PictureFile] | None, place: str) -> Listing:
@@ -227,12 +230,58 @@ def with_masks(listing: Listing, by_stem: Mapping[str, PictureFile] | None, plac
     """
     if by_stem is None:
         return listing
-    masks = {picture.name: by_stem.get(_stem(picture.name)) for picture in listing.pictures}
+    masks = {picture.name: by_stem.get(stem(picture.name)) for picture in listing.pictures}
     missing = [name for name, mask in masks.items() if mask is None]
     skipped = listing.skipped | dict.fromkeys(missing, f"has no mask in {place}")
     kept = [picture for picture in listing.pictures if masks[picture.name] is not None]
     known = {name: mask for name, mask in masks.items() if mask is not None}
     return replace(listing, pictures=kept, skipped=dict(sorted(skipped.items())), masks=known)
+
+
+def control_of(
+    content: bytes, kind: str, size: tuple[int, int], placement: Placement
+) -> UInt8[Tensor, "3 H W"]:
+    """Return the control in ``content`` of a picture of ``size``, width and height, at ``placement``.
+
+    One of another aspect ratio is cut to the middle, or, if ``kind`` is ``fill``, no mask of the picture.
+    Raises PictureError if it is none.
+    """
+    try:
+        image = decode(content)
+    except PictureError as error:
+        raise PictureError(f"its control: {error}") from None
+    if abs(image.width * size[1] / (image.height * size[0]) - 1) > _SAME_ASPECT:
+        if kind == "fill":
+            text = f"its control has {image.width} x {image.height} pixels, another aspect ratio"
+            raise PictureError(f"{text} than {size[0]} x {size[1]}")
+        scale = max(want / own for want, own in zip(placement.size, image.size, strict=True))
+        resized = [
+            max(want, round(scale * own))
+            for want, own in zip(placement.size, image.size, strict=True)
+        ]
+        placement = replace(placement, resized=(resized[0], resized[1]), corner=None)
+    pixels = fit(image, placement)
+    if kind == "fill" and not torch.any(pixels[0] > 127):
+        raise PictureError("its control is black: nothing of it would be filled")
+    return pixels
+
+
+def drawn_hole(seed: int, sha256: str, placement: Placement) -> UInt8[Tensor, "3 H W"]:
+    """Return a mask for the picture whose bytes have ``sha256``: a white rectangle on black.
+
+    Its sides are a quarter of the picture's to all of them.
+    """
+    width, height = placement.size
+    where = f"{sha256} {placement}".encode()
+    number = int.from_bytes(hashlib.sha256(where).digest()[:7], "big")
+    rng = draws.generator(seed, draws.HOLES, number)
+    sides = [round(side * rng.uniform(0.25, 1)) for side in (width, height)]
+    left, top = (
+        rng.integers(0, whole - own + 1) for whole, own in zip((width, height), sides, strict=True)
+    )
+    mask = torch.zeros(3, height, width, dtype=torch.uint8)
+    mask[:, top : top + sides[1], left : left + sides[0]] = 255
+    return mask
 
 
 def mask_of(
@@ -259,7 +308,8 @@ def mask_of(
     return weights
 
 
-def _stem(name: str) -> str:
+def stem(name: str) -> str:
+    """Return the name of a picture without its suffix."""
     return str(PurePosixPath(name).with_suffix(""))
 
 

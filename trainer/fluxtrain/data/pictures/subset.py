@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.faults import LEFT_OUT, read_faults
@@ -27,6 +29,7 @@ from fluxtrain.data.pictures.picture import (
     placements,
     read_bytes,
     require_enough_pixels,
+    stem,
     variant_placements,
     with_masks,
 )
@@ -61,6 +64,12 @@ class TrainingPicture:
     """Whether it is a regularisation image."""
     is_streamed: bool = False
     """Whether its file is not there any more once it is encoded."""
+    control: PictureFile | None = None
+    """What the model's condition is made of; None with ``fill``: its hole is drawn."""
+    controls: Path | None = None
+    """Folder of the control."""
+    condition: str = "none"
+    """``condition`` of the model."""
 
     @property
     def path(self) -> Path:
@@ -73,6 +82,11 @@ class TrainingPicture:
         if self.has_alpha_mask:
             return self.path
         return self.masks / self.mask.name if self.masks and self.mask else None
+
+    @property
+    def control_path(self) -> Path | None:
+        """Return the file of its control, None if it has none."""
+        return self.controls / self.control.name if self.controls and self.control else None
 
 
 def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
@@ -225,6 +239,37 @@ def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPict
     return trained + _repeated(others, wanted)
 
 
+class Found(NamedTuple):
+    """What a run's folders hold."""
+
+    pictures: list[TrainingPicture]
+    skipped: dict[str, str]
+    """Files that are no pictures to train on, with the reason."""
+    left_out: dict[str, str]
+    """Files and folders that are no pictures of the user's, with the reason."""
+
+
+def find_pictures(config: RunConfig, data_root: Path, places: Places | None = None) -> Found:
+    """Return the pictures of ``config`` with their controls; ``places`` is as in `list_subsets`.
+
+    Controls have the names of pictures, with any suffix; pictures without one are skipped.
+    """
+    listed = list_subsets(config.data, data_root, places)
+    every, skipped = training_pictures(listed), skipped_files(listed)
+    every = [replace(picture, condition=config.model.condition) for picture in every]
+    left_out = left_out_files(listed)
+    if config.data.controls is None:
+        return Found(every, skipped, left_out)
+    folder, found = data_root / config.data.controls, list[TrainingPicture]()
+    by_stem = mask_files(folder, data_root, hint="; spec.run.data.controls names it")
+    for picture in every:
+        if control := by_stem.get(stem(picture.file.name)):
+            found.append(replace(picture, control=control, controls=folder))
+        else:
+            skipped[picture.label] = f"has no control in {folder}"
+    return Found(found, skipped, left_out)
+
+
 def pictures_of(subset: Subset, listing: Listing) -> list[TrainingPicture]:
     """Return the pictures of ``listing`` as those of ``subset`` are trained."""
     return [
@@ -273,26 +318,30 @@ class ReadPicture:
 
     content: bytes
     sha256: str
+    """Of its bytes, and of those of its control."""
     width: int
     height: int
     placements: tuple[tuple[int, Placement], ...]
     """How it is placed for each of its latents, with the number of the size."""
     mask: bytes | None = None
     mask_sha256: str = ""
+    control: bytes | None = None
 
 
 def read_picture(picture: TrainingPicture, data: DataConfig, seed: int) -> ReadPicture:
     """Return the files of ``picture`` and its placements; one of FAULTS if it cannot be trained."""
     content = read_bytes(picture.path)
     width, height = picture_size(content)
-    sha256 = hashlib.sha256(content).hexdigest()
+    path = picture.control_path
+    control = None if path is None else read_bytes(path)
+    sha256 = hashlib.sha256(content + (control or b"")).hexdigest()
     path = picture.mask_path
     mask = None if path is None else read_bytes(path)
     found = placements_of(picture, data, seed, width, height, sha256)
     for _, placement in found:
         require_enough_pixels(width, height, placement)
     mask_sha256 = "" if mask is None else hashlib.sha256(mask).hexdigest()
-    return ReadPicture(content, sha256, width, height, found, mask, mask_sha256)
+    return ReadPicture(content, sha256, width, height, found, mask, mask_sha256, control)
 
 
 def placements_of(

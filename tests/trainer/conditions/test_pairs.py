@@ -1,0 +1,187 @@
+"""Training on pairs of pictures: what is read of them, trained and sampled, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tests.trainer import in_process
+from tests.trainer.conditions.pairs import CONDITIONS, config, write_pairs
+from tests.trainer.outputs import losses
+from tests.trainer.picture_cache.folders import cache
+from tests.trainer.tiny_encoders import CHANNELS, write_encoders
+
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.data.pictures.dataset import PictureDataset
+from fluxtrain.encode.codec import load_codec
+from fluxtrain.errors import ConfigError
+from fluxtrain.parallel.distributed import World
+
+COUNT = 6
+BUCKETS: dict[str, Any] = {"buckets": {"step": 16}}
+SAMPLED: dict[str, Any] = {
+    "data": {"validation_split": 0.3, **BUCKETS},
+    "evaluation": {"every_samples": 4, "batch_size": 5},
+    "sampling": {"every_steps": 2, "num_prompts": 2, "num_steps": 2, "cfg_scale": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """Return roots with pairs."""
+    root = tmp_path_factory.mktemp("roots")
+    write_pairs(root / "data/pairs", COUNT)
+    (root / "models").mkdir()
+    return RunPaths(root / "out", root / "data", write_encoders(root / "models"))
+
+
+@pytest.fixture
+def paths(roots: RunPaths, tmp_path: Path) -> RunPaths:
+    return RunPaths(tmp_path / "out", roots.data, roots.models)
+
+
+def opened(paths: RunPaths, condition: str, **data: Any) -> PictureDataset:
+    paths.output.mkdir(exist_ok=True)
+    run = config(condition, data=data)
+    return cache(run, paths, World.alone()).open(run, paths.output)[0]
+
+
+def image_of(path: Path, size: tuple[int, int], flip: bool = False) -> torch.Tensor:
+    """Return the picture ``path``, which has this size already, in [-1, 1]."""
+    with Image.open(path) as image:
+        pixels = np.array(image.convert("RGB"))
+    assert pixels.shape[:2] == size[::-1]
+    pixels = pixels[:, ::-1] if flip else pixels
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("variants", [None, {"flip": True}])
+def test_latents_have_those_of_the_control_below_them(
+    paths: RunPaths, condition: str, variants: dict[str, Any] | None
+) -> None:
+    dataset = opened(paths, condition, variants=variants, **BUCKETS)
+    codec = load_codec(config(condition).encoders, paths.models)
+    for index in (0, len(dataset) - 1):
+        for flip in (False, True) if variants else (False,):
+            mean = load_file(dataset.entries[index].latents[flip])["mean"][None]
+            height, width = mean.shape[2:]
+            size, name = (8 * width, 8 * height), f"{index:03d}"
+            with torch.no_grad():
+                target = image_of(paths.data / f"pairs/target/{name}.png", size, flip)
+                assert torch.equal(mean[:, :CHANNELS], codec.encode(target)[0])
+                if condition == "kontext":
+                    control = image_of(paths.data / f"pairs/control/{name}.webp", size, flip)
+                    assert torch.equal(mean[:, CHANNELS:], codec.encode(control)[0])
+                    continue
+                hole = (
+                    image_of(paths.data / f"pairs/mask/{name}.png", size, flip)[:, :1] > 0
+                ).float()
+                masked = codec.encode(target * (1 - hole))[0]
+            assert torch.equal(mean[:, CHANNELS : 2 * CHANNELS], masked)
+            assert 0 < hole.mean() < 1
+            places = hole.reshape(1, height, 8, width, 8).permute(0, 2, 4, 1, 3)
+            assert torch.equal(mean[:, 2 * CHANNELS :], places.reshape(1, 64, height, width))
+
+
+def test_holes_are_drawn_where_there_are_no_masks(paths: RunPaths) -> None:
+    holes = [
+        opened(paths, "fill", controls=None, cache=name).encodings(np.arange(COUNT), None)
+        for name in ("first", "second")
+    ]
+    for row, again in zip(*holes, strict=True):
+        hole = row.mean[:, 2 * CHANNELS :]
+        assert torch.equal(hole, again.mean[:, 2 * CHANNELS :])
+        assert set(hole.unique().tolist()) <= {0.0, 1.0}
+        assert 1 / 17 <= hole.mean() <= 1
+    assert not torch.equal(holes[0][0].mean[:, -64:], holes[0][3].mean[:, -64:])
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("adapted", [False, True])
+def test_a_run_trains_evaluates_and_samples(paths: RunPaths, condition: str, adapted: bool) -> None:
+    changes: dict[str, Any] = dict(SAMPLED)
+    if adapted:
+        full = config(condition, schedule={"steps": 1})
+        base = RunPaths(paths.output / "base", paths.data, paths.models)
+        in_process.train(full, base)
+        weights = {"initial_weights": str(base.output)}
+        changes |= {**weights, "adapter": {"rank": 2}, "optim": {"learning_rate": 1e-3}}
+    run = config(condition, **changes)
+    in_process.train(run, paths)
+    found = losses(paths.output)
+    assert list(found) == [1, 2, 3]
+    assert np.isfinite([*found.values()]).all()
+    folder = paths.output / "samples"
+    with (
+        Image.open(folder / "originals/00.png") as shown,
+        Image.open(folder / "step_0000002/00.png") as sample,
+    ):
+        assert shown.size == (2 * sample.width, sample.height)
+        assert sample.text["control"] == "originals/00.png"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_several_ranks_train_as_one(paths: RunPaths, condition: str) -> None:
+    alone = RunPaths(paths.output / "alone", paths.data, paths.models)
+    run = config(condition, data=BUCKETS, parallel={"micro_batch_size": 1})
+    in_process.train(run, alone)
+    in_process.train(run, paths, size=2)
+    assert losses(paths.output) == pytest.approx(losses(alone.output), rel=1e-5)
+
+
+def test_pairs_that_are_not_whole_are_named(paths: RunPaths, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data/pairs", COUNT)
+    (data / "control/001.webp").unlink()
+    (data / "control/002.webp").write_bytes(b"")
+    other = RunPaths(paths.output, tmp_path / "data", paths.models)
+    opened(other, "kontext", max_skipped=0.5)
+    report = json.loads((paths.output / "pictures.json").read_text())
+    assert report["used"] == COUNT - 2
+    assert report["skipped"] == {
+        "001.png": f"has no control in {data / 'control'}",
+        "002.png": "its control: the file is empty",
+    }
+
+
+def test_controls_of_another_shape(paths: RunPaths, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data/pairs", 2)
+    for name in ("control/000.webp", "mask/000.png"):
+        with Image.open(data / name) as image:
+            image.resize((64, 40)).save(data / name)
+    other = RunPaths(paths.output, tmp_path / "data", paths.models)
+    assert len(opened(other, "kontext")) == 2
+    again = RunPaths(tmp_path / "again", tmp_path / "data", paths.models)
+    assert len(opened(again, "fill", max_skipped=0.5)) == 1
+    report = json.loads((again.output / "pictures.json").read_text())
+    assert "another aspect ratio" in report["skipped"]["000.png"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "changes", "message"),
+    [
+        ("kontext", {"data": {"controls": None}}, "must not be kontext without data.controls"),
+        ("kontext", {"model": {"condition": "none"}}, "data.controls: .*must be null unless"),
+        ("kontext", {"data": {"images": None, "controls": None}}, "unless data.images is set"),
+        ("kontext", {"data": {"controls": "https://host/pairs"}}, "must be a folder"),
+        ("kontext", {"data": {"download": {"stream": True}}}, "if download.stream is set"),
+        ("fill", {"data": {"validation": "coco"}}, "encoded samples have no conditions"),
+        ("fill", {"model": {"in_channels": 64}}, "such as 384"),
+        (
+            "fill",
+            {"task": "preprocess", "data": {"images": None, "controls": None, "source": "images"}},
+            "must be none unless task is train, sample or benchmark",
+        ),
+    ],
+)
+def test_what_has_no_condition_is_refused(
+    condition: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(condition, **changes)
