@@ -88,6 +88,42 @@ def test_captions_become_prompts_and_the_trigger_comes_before_each(
     assert said[-1].endswith("runs/my-cats/gallery.html")
 
 
+@pytest.mark.parametrize(
+    ("base", "control", "weights"),
+    [
+        ("kontext", "control", "flux1-kontext-dev.safetensors"),
+        ("fill", "mask", "flux1-fill-dev.safetensors"),
+        ("fill", None, "flux1-fill-dev.safetensors"),
+    ],
+)
+def test_pairs_are_found_by_their_folders(
+    here: Path, base: str, control: str | None, weights: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["target", control] if control else []
+    (here / "edits").mkdir()
+    for name in names:
+        write_pictures(here / "edits" / str(name), captions=6)
+    if not names:
+        write_pictures(here / "edits/all", captions=6)
+    if control:
+        (here / f"edits/{control}/0.png").unlink()
+        for path in (here / f"edits/{control}").glob("*.png"):
+            Image.new("L", SIZES[0] if base == "kontext" else SIZES[int(path.stem) % 3], 200).save(
+                path
+            )
+    assert init("edits", "--gpu=mi300x", f"--base={base}") == EXIT_OK
+    config = written("edits.yaml")
+    assert (config.model.condition, config.initial_weights) == (base, weights)
+    assert config.model.out_channels == 64
+    folder = str(here / "edits")
+    found = (config.data.images, config.data.controls)
+    assert found == ((f"{folder}/target", f"{folder}/{control}") if control else (folder, None))
+    assert make_plan(config, 1, 1, "MI300X").fits
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"edits.yaml: {5 if control else 6} pictures, ")
+    assert f"the licence of FLUX.1-{base.capitalize()}-dev" in said[2]
+
+
 def test_a_trigger_that_all_captions_have_is_not_said_twice(here: Path) -> None:
     write_pictures(here / "cats", captions=6)
     assert init("cats", "--trigger=thing", "--gpu=mi300x") == EXIT_OK
@@ -143,9 +179,8 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--gpu=h100"], "--trigger: none of the 6 pictures has a caption: give a word"),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),
-        (["cats", "--base=kontext"], "--base: got 'kontext'; is not trained yet; must be dev or"),
-        (["cats", "--base=fill"], "--base: got 'fill'; is not trained yet; must be dev or schnel"),
-        (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell"),
+        (["cats", "--base=kontext"], "cats'; lacks target and control: FLUX.1 Kontext [dev] make"),
+        (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell or kontext or fill"),
         (["cats", "--gpu=h100", "--nodes=0"], "--nodes: got 0; must be between 1 and "),
         (["cats", "--output=kept.yaml"], "--output: got 'kept.yaml'; exists already; name anoth"),
     ],

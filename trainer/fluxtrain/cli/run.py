@@ -44,7 +44,7 @@ from fluxtrain.contract.resource.pod_template import amount
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_benchmark, is_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.overrides import refuse_variables
-from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
 from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
@@ -354,7 +354,7 @@ def add_init(commands: Commands) -> None:
     parser.add_argument("pictures", type=path, metavar="PICTURES", help=text)
     text = "word that stands for what the pictures show; it comes before each caption"
     parser.add_argument("--trigger", metavar="WORD", help=text)
-    text = "dev or schnell (default: dev)"
+    text = "dev, schnell, kontext or fill (default: dev)"
     parser.add_argument("--base", default="dev", help=text)
     text = "GPU model, such as rx7900xtx or mi300x (default: the smallest of this machine)"
     parser.add_argument("--gpu", help=text)
@@ -372,25 +372,27 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     """Look at the pictures, write the file, and print how to fetch, run and look."""
     from fluxtrain.plan import first_file
 
-    first_file.require_base(arguments.base)
-    root, images = _pictures(arguments)
+    base = first_file.base_of(arguments.base)
+    root, given = _pictures(arguments)
+    images = base.images_of(root / given, given)
     name = job_name(arguments.pictures.resolve().name)
     file = arguments.output or Path(f"{name}.yaml")
     if file.exists() and not arguments.force:
         text = "exists already; name another one with --output, or replace it with --force"
         raise ConfigError("--output", str(file), text)
     machine = _machine(arguments)
-    config = resolve(run_of_source(images, root, first_file.SIDES[-1]))
+    source = run_of_source(images["images"], root, first_file.SIDES[-1])
+    config = resolve(merge(source, {**base.run, "data": images}))
     look = check_pictures(config, root)
     if refusal := look.refusal(config):
         raise refusal
     run = first_file.first_run(
-        images, look.inspection, name, arguments.trigger or None, arguments.base, machine
+        images, look.inspection, name, arguments.trigger or None, base, machine
     )
     config = resolve(run)
     look = check_pictures(config, root, decodes=False)
     about = first_file.summary(config, len(look.inspection.used), look.steps, machine)
-    text = first_file.file_text(name, run, config, about, machine)
+    text = first_file.file_text(name, run, config, about, machine, base)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -434,10 +436,11 @@ def _next_steps(
     arguments: argparse.Namespace, file: Path, name: str, config: RunConfig
 ) -> Iterator[str]:
     from fluxtrain.encode.encoders import missing_models
+    from fluxtrain.prepare.encoders import published_place
 
     data, models = (given_root(arguments, kind) for kind in ("data", "models"))
     if missing_models(config, arguments.models):
-        licence = f"the licence of FLUX.1-{arguments.base}"
+        licence = f"the licence of {published_place(config.model).rpartition('/')[2]}"
         yield f"  fetch  fluxtrain fetch {file}{models}"
         yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"
     else:

@@ -20,6 +20,7 @@ from fluxtrain.cli.arguments import (
     whole_number,
 )
 from fluxtrain.contract.process import SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.overrides import parse_overrides, refuse_variables
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError
@@ -46,9 +47,14 @@ def add(commands: Commands) -> None:
     text = "prompt of an image; may be repeated"
     parser.add_argument("--prompt", action="append", default=[], help=text)
     text = (
-        "file with a prompt on each line, with options as in kohya's: --w --h --d --s --l --g --n"
+        "file with a prompt on each line, with options as in kohya's: "
+        "--w --h --d --s --l --g --n --cn --mask"
     )
     parser.add_argument("--prompts", type=path, metavar="FILE", help=text)
+    text = "picture that Kontext edits, or Fill fills, for every --prompt"
+    parser.add_argument("--control", type=path, metavar="FILE", help=text)
+    text = "mask of --control, of which Fill fills the white"
+    parser.add_argument("--mask", type=path, metavar="FILE", help=text)
     add_output(parser)
     add_adapters(parser)
     text = "preset to start from (default: the run's settings; dev-finetune or mlperf-schnell of a file)"
@@ -75,18 +81,27 @@ def action(arguments: argparse.Namespace) -> int:
     run: dict[str, Any] = {
         **_settings(arguments, model.guidance_embed),
         "task": "sample",
-        "model": model.model_dump(mode="json"),
+        "model": model.model_dump(mode="json") | _condition(arguments, model),
         "initial_weights": str(arguments.weights.resolve()),
         "added_adapters": added_adapters(arguments),
         "logging": {"metrics_port": 0},
     }
     file = str(arguments.prompts.resolve()) if arguments.prompts else None
-    prompts = {"sampling": {"prompts": arguments.prompt, "prompt_file": file}}
+    files = {"cn": arguments.control, "mask": arguments.mask}
+    options = "".join(f" --{name} {each.resolve()}" for name, each in files.items() if each)
+    own = [f"{prompt}{options}" for prompt in arguments.prompt]
+    prompts = {"sampling": {"prompts": own, "prompt_file": file}}
     overrides = merge(prompts, parse_overrides(arguments.overrides))
     config = resolve(merge(run, overrides))
     if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
         print(f"images: {paths.output / SAMPLES_FOLDER}")
     return code
+
+
+def _condition(arguments: argparse.Namespace, model: ModelConfig) -> dict[str, str]:
+    """Return that published weights are Kontext's, which have dev's names, if they are to edit a picture."""
+    is_kontext = arguments.control is not None and model.condition == "none"
+    return {"condition": "kontext"} if is_kontext else {}
 
 
 def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:

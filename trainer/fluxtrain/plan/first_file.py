@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,56 @@ from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_
 from fluxtrain.runtime.progress import binary
 from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
 
-BASES = {"dev": "FLUX.1 [dev]", "schnell": "FLUX.1 [schnell]"}
-_NOT_YET = ("kontext", "fill")
+
+@dataclass(frozen=True)
+class Base:
+    """A published model, and how a run names it."""
+
+    name: str
+    preset: str
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the preset."""
+    controls: str = ""
+    """Folder beside ``target`` of what its condition takes; "" if it has no condition."""
+    needs_controls: bool = False
+
+    def images_of(self, folder: Path, images: str) -> dict[str, Any]:
+        """Return the fields of ``data`` for ``images`` in ``folder``, which are pairs if it takes such.
+
+        Raises ConfigError if they must be and are not.
+        """
+        if not self.controls:
+            return {"images": images}
+        names = ("target", self.controls)
+        missing = [name for name in names if not (folder / name).is_dir()]
+        if not missing:
+            return {"images": f"{images}/target", "controls": f"{images}/{self.controls}"}
+        if self.needs_controls:
+            text = f"lacks {' and '.join(missing)}: {self.name} makes the pictures of one from the other's"
+            raise ConfigError("PICTURES", str(folder), text)
+        return {"images": images}
+
+
+BASES = {
+    "dev": Base("FLUX.1 [dev]", "dev-lora"),
+    "schnell": Base("FLUX.1 [schnell]", "schnell-lora"),
+    "kontext": Base(
+        "FLUX.1 Kontext [dev]",
+        "dev-lora",
+        {"model": {"condition": "kontext"}, "initial_weights": "flux1-kontext-dev.safetensors"},
+        "control",
+        needs_controls=True,
+    ),
+    "fill": Base(
+        "FLUX.1 Fill [dev]",
+        "dev-lora",
+        {
+            "model": {"condition": "fill", "in_channels": 384},
+            "initial_weights": "flux1-fill-dev.safetensors",
+        },
+        "mask",
+    ),
+}
 
 # What a step needs less memory by, from the cheapest on: recomputation, 8 bits, blocks in host memory.
 _RUNGS: list[tuple[str, float, int]] = [
@@ -37,7 +86,9 @@ SIDES = (1024, 768, 512)
 _ENLARGED = 0.9
 """Part of a side from which on a picture is enlarged without being blurred."""
 _PROMPTS = 4
-_WORDS = (AUTO, "fp8", *(f"{base}-lora" for base in BASES))
+_HELD_OUT = 0.1
+"""Part of the pairs that are not trained, but evaluated and sampled: their prompts need pictures."""
+_WORDS = (AUTO, "fp8", "kontext", "fill", *(base.preset for base in BASES.values()))
 """Strings that the file has without quotes."""
 
 
@@ -96,17 +147,22 @@ def _known() -> str:
     return ", ".join(name.replace(" ", "").lower() for name in GPUS)
 
 
-def require_base(base: str) -> None:
-    """Raise ConfigError unless ``base`` is a model of which a LoRA can be trained."""
-    if base not in BASES:
-        text = "is not trained yet; " if base in _NOT_YET else ""
-        raise ConfigError("--base", base, f"{text}must be {' or '.join(BASES)}")
+def base_of(name: str) -> Base:
+    """Return the model ``name``; raise ConfigError unless a LoRA of it can be trained."""
+    if name not in BASES:
+        raise ConfigError("--base", name, f"must be {' or '.join(BASES)}")
+    return BASES[name]
 
 
 def first_run(
-    images: str, found: Inspection, name: str, trigger: str | None, base: str, machine: Machine
+    images: Mapping[str, Any],
+    found: Inspection,
+    name: str,
+    trigger: str | None,
+    base: Base,
+    machine: Machine,
 ) -> dict[str, Any]:
-    """Return ``spec.run`` of a LoRA on the pictures ``found`` in ``images`` that fits ``machine``.
+    """Return ``spec.run`` of a LoRA on the pictures ``found`` by ``images`` that fits ``machine``.
 
     Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits.
     """
@@ -118,9 +174,10 @@ def first_run(
     captions = [look.picture.file.caption for look in found.used]
     prefix = _prefix(captions, trigger)
     run: dict[str, Any] = {
-        "preset": f"{base}-lora",
+        "preset": base.preset,
+        **base.run,
         "data": {
-            "images": images,
+            **images,
             "image_size": _side(found),
             **({} if _are_square(found) else {"buckets": {}}),
             "repeats": repeats,
@@ -138,6 +195,10 @@ def first_run(
             "prompts": _prompts(captions, prefix, trigger),
         },
     }
+    if base.controls:
+        run["data"]["validation_split"] = _HELD_OUT
+        run["evaluation"] = {"every_samples": batch * period}
+        run["sampling"] |= {"prompts": [], "num_prompts": _PROMPTS}
     return merge(run, fitting(run, machine))
 
 
@@ -212,11 +273,11 @@ def summary(config: RunConfig, pictures: int, steps: int, machine: Machine) -> s
 
 
 def file_text(
-    name: str, run: Mapping[str, Any], config: RunConfig, about: str, machine: Machine
+    name: str, run: Mapping[str, Any], config: RunConfig, about: str, machine: Machine, base: Base
 ) -> str:
     """Return the file of ``run``, whose resolved form is ``config``, with comments."""
     head = [
-        f"# {BASES[config.preset.removesuffix('-lora')]}, a LoRA: {about}.",
+        f"# {base.name}, a LoRA: {about}.",
         "# Override any field (docs/config.md); `fluxtrain plan FILE` then says whether it still fits.",
         "apiVersion: fluxtrain.dev/v1alpha1",
         "kind: FluxTraining",
@@ -238,6 +299,9 @@ def _comments(config: RunConfig, machine: Machine) -> dict[str, str]:
     offloaded = binary(machine.gpus_per_node * sum(host_sizes(config)))
     return {
         "preset": f"with {config.initial_weights}, below --models",
+        "model.condition": "the picture that the model takes beside the prompt",
+        "data.controls": "for each picture one of its name: what it is made from",
+        "data.validation_split": "not trained; their loss shows when to stop",
         "data.images": "a path, or a folder below the data volume (--data)",
         "data.image_size": f"pixels{shapes}",
         "data.buckets": "keep the shape of each picture",
@@ -250,7 +314,9 @@ def _comments(config: RunConfig, machine: Machine) -> dict[str, str]:
         "parallel.micro_batch_size": f"samples at a time, here {size}: as many as fit each GPU",
         "parallel.activation_checkpointing": "part of the blocks computed twice, for less memory",
         "parallel.offload_blocks": f"their weights take {offloaded} of host memory",
-        "sampling.every_steps": "images of the prompts below",
+        "sampling.every_steps": "images of the prompts below"
+        if config.sampling.prompts
+        else "images of some that are not trained",
     }
 
 
@@ -261,6 +327,8 @@ def _lines(
     for key, value in values.items():
         path, start = f"{above}{key}", f"{' ' * indent}{key}:"
         comment = f" # {comments[path]}" if comments.get(path) else ""
+        if value == []:
+            continue
         if isinstance(value, Mapping) and value:
             yield start + comment
             yield from _lines(value, f"{path}.", indent + 2, comments)

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.encode.encoders import missing_models
 from fluxtrain.encode.files import Kind, check_text_folder
@@ -74,8 +75,14 @@ def prepare_encoders(
             shutil.rmtree(downloaded)
 
 
-BASES = {True: "hf://black-forest-labs/FLUX.1-dev", False: "hf://black-forest-labs/FLUX.1-schnell"}
-"""FLUX.1 as it is published, by whether the model has an input for the guidance."""
+_PUBLISHER = "hf://black-forest-labs/FLUX.1"
+_CONDITIONED = {"kontext": f"{_PUBLISHER}-Kontext-dev", "fill": f"{_PUBLISHER}-Fill-dev"}
+
+
+def published_place(model: ModelConfig) -> str:
+    """Return where FLUX.1 is published: with the condition of ``model``, or its input for the guidance."""
+    plain = f"{_PUBLISHER}-{'dev' if model.guidance_embed else 'schnell'}"
+    return _CONDITIONED.get(model.condition, plain)
 
 
 def fetch_models(config: RunConfig, models: Path, published: str | None = None) -> list[str]:
@@ -85,7 +92,7 @@ def fetch_models(config: RunConfig, models: Path, published: str | None = None) 
     names that the presets have, weights that of ``initial_weights``. Raises what `prepare_encoders` does.
     """
     missing, scratch = missing_models(config, models), models / ".published.download"
-    place = parse_source(published or BASES[config.model.guidance_embed], scratch, "--from")
+    place = parse_source(published or published_place(config.model), scratch, "--from")
     folders = {name.partition("/")[0] for name in missing}
     wanted = {
         name: [place.below(folder) for folder in parts]
