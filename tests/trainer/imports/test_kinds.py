@@ -123,7 +123,7 @@ FOREIGN: list[tuple[str, str, str]] = [
 OTHER_KINDS: list[tuple[str, str, str]] = [
     # SimpleTuner
     ("config.json", TUNER + ', "model_flavour": "kontext"}',
-     "model_flavour: got 'kontext'; asks for Kontext"),
+     "model_flavour: got 'kontext'; model.condition must be none unless data.images is set"),
     ("config.json", TUNER + ', "--pretrained_model_name_or_path": "b/FLUX.1-Kontext-dev"}',
      "asks for Kontext"),
     ("config.json", TUNER + ', "pretrained_model_name_or_path": "b/FLUX.1-Fill-dev/"}', "asks for Fill"),
@@ -140,16 +140,22 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
     ("config.json", '{"model_family": "wan", "model_type": "lora"}', "asks for another model than FLUX.1"),
     ("config.json", '{"model_flavour": "dev", "model_type": "lora"}',
      "model_family: got null; must be given"),
-    ("config.toml", "model_family = 'flux'\nmodel_flavour = 'kontext'", "asks for Kontext"),
+    ("config.toml", "model_family = 'flux'\nmodel_type = 'lora'\nmodel_flavour = 'kontext'",
+     "model_flavour: got 'kontext'; model.condition must be none unless"),
     ("config.env", "export MODEL_TYPE='lora'\nexport MODEL_FAMILY='flux'\n"
-     'export TRAINER_EXTRA_ARGS="--lora_rank=8 --model_flavour=kontext"', "asks for Kontext"),
+     'export TRAINER_EXTRA_ARGS="--lora_rank=8 --model_flavour=kontext"',
+     "model_flavour: got 'kontext'; model.condition must be none unless"),
     ("config.env", "export MODEL_TYPE=lora\nexport STABLE_DIFFUSION_3=true", "asks for another model"),
     # ai-toolkit
     ("a.yaml", JOB + "    adapter: {type: redux, train: true}\n    model: {is_flux: true}", "asks for Redux"),
     ("a.yaml", FLUX + "    adapter: {type: ip+}", "asks for an IP-Adapter"),
     ("a.yaml", FLUX + "    adapter: {type: control_lora}", "asks for a control LoRA"),
     ("a.yaml", FLUX + "    adapter: {train: true}", "asks for an adapter for pictures"),
-    ("a.yaml", JOB + "    model: {arch: flux_kontext}", "model.arch: got 'flux_kontext'; asks for Kontext"),
+    ("a.yaml", JOB + "    model: {arch: flux_kontext}\n    datasets: [{folder_path: p}]",
+     "model.arch: got 'flux_kontext'; model.condition must not be kontext without data.controls"),
+    ("a.yaml", JOB + "    model: {arch: flux_kontext}\n"
+     "    datasets: [{folder_path: p, control_path: [a, b]}]",
+     "pictures as conditions"),
     ("a.yaml", JOB + "    model: {arch: 'flex2'}", "asks for Flex"),
     ("a.yaml", JOB + "    model: {is_flux: true, name_or_path: ostris/Flex.1-alpha}", "asks for Flex"),
     ("a.yaml", JOB + "    model: {arch: 'wan21:14b'}", "asks for another model"),

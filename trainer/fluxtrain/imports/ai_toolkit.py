@@ -91,11 +91,14 @@ DATA: Mapping[str, Option] = {
     ),
     "datasets.num_workers": field_option("data.num_workers", Reading.whole),
     "datasets.prefetch_factor": field_option("data.prefetch", Reading.positive),
+    "datasets.control_path": fields(
+        ["data.controls"], values.controls, note="a folder below --data"
+    ),
     **each(
-        "datasets.control_path datasets.control_path_1 datasets.control_path_2 "
-        "datasets.control_path_3 datasets.inpaint_path datasets.unconditional_path "
-        "datasets.clip_image_path datasets.controls datasets.type datasets.num_frames",
-        missing("pictures and captions only", "image", 1),
+        "datasets.control_path_1 datasets.control_path_2 datasets.control_path_3 "
+        "datasets.inpaint_path datasets.unconditional_path datasets.clip_image_path "
+        "datasets.controls datasets.type datasets.num_frames",
+        missing("beside a picture there are its caption and data.controls alone", "image", 1),
     ),
     **each(
         "datasets.shrink_video_to_frames datasets.fps datasets.do_i2v",
@@ -120,9 +123,10 @@ SAMPLES: Mapping[str, Option] = {
         "sample.neg sample.samples.neg",
         ignored("FLUX.1 is sampled without a negative prompt there"),
     ),
+    "sample.samples.ctrl_img": fields([], values.control_of_samples, note=_IN_FILE),
     **each(
-        "sample.samples.network_multiplier sample.samples.ctrl_img sample.samples.ctrl_idx "
-        "sample.samples.num_frames sample.samples.fps",
+        "sample.samples.network_multiplier sample.samples.ctrl_idx sample.samples.num_frames "
+        "sample.samples.fps",
         missing(f"{_LINES} sizes, seeds, steps and guidance only"),
     ),
     "sample.sample_steps": field_option("sampling.num_steps", Reading.positive, 20),
@@ -158,12 +162,12 @@ _JOB: Mapping[str, Option] = {
     "sqlite_db_path": automatic("metrics.jsonl"),
 }
 _MODEL: Mapping[str, Option] = {
+    "model.arch": fields(common.KONTEXT, values.arch, note="must be flux or flux_kontext"),
     "model.name_or_path": field_option(
         "initial_weights",
         Reading.text,
         note="a file or folder below --models; nothing is downloaded",
     ),
-    "model.arch": fields([], common.flux, note="must be flux"),
     "model.is_flux": fields(
         [], common.must_be(True, "other models are not trained here"), note="must be true"
     ),

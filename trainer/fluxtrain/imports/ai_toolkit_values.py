@@ -9,6 +9,7 @@ from typing import Any
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports import common
 from fluxtrain.imports.common import Optimizers, selection
+from fluxtrain.imports.kinds import is_kontext
 from fluxtrain.imports.table import Convert, IgnoredError, NoCounterpartError, Reading, Values
 
 _CONDITIONS = (
@@ -132,6 +133,27 @@ def base(reading: Reading) -> Values:
         if kind(reading) == "dora":
             files["adapter_file.layout"] = "diffusers"
     return {**common.preset(model, _is_adapter(reading)), **files}
+
+
+def arch(reading: Reading, name: str) -> Values:
+    """Return the condition of Kontext, nothing for other models of FLUX.1."""
+    return common.KONTEXT if is_kontext(reading) else common.flux(reading, name)
+
+
+def controls(reading: Reading, name: str) -> Values:
+    """Return the folder of the pictures that Kontext edits."""
+    is_list = isinstance(reading.value(name), list)
+    paths = reading.texts(name) if is_list else [reading.text(name)]
+    if len(paths) != 1:
+        raise NoCounterpartError("a picture has one control, in data.controls")
+    return common.of_images("data.controls", lambda *_: paths[0])(reading, name)
+
+
+def control_of_samples(reading: Reading, name: str) -> Values:
+    """Return nothing for pictures of samples, which lines of the file have."""
+    if not is_kontext(reading):
+        raise NoCounterpartError("only Kontext and Fill have pictures beside prompts")
+    return common.of_lines("--cn")(reading, name)
 
 
 def _is_adapter(reading: Reading) -> bool:
@@ -396,10 +418,13 @@ def _line(reading: Reading, name: str, number: int, text: str) -> str:
         return reading.whole(shared) if reading.has(shared) else default
 
     steps = whole("sample_steps", 20)
-    options = {"w": whole("width", 512), "h": whole("height", 512), "s": steps}
+    options: dict[str, object] = {"w": whole("width", 512), "h": whole("height", 512), "s": steps}
     seed = _seed(reading, number)
     if seed is not None:
         options["d"] = seed
+    pictures = reading.value(f"{SAMPLES}.ctrl_img")
+    if isinstance(pictures, list) and pictures[number] and is_kontext(reading):
+        options["cn"] = str(pictures[number])
     return common.line(reading, name, text, options)
 
 

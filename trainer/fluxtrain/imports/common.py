@@ -211,6 +211,13 @@ def one_of(*words: str, note: str = "") -> Convert:
     return convert
 
 
+KONTEXT: Values = {
+    "model.condition": "kontext",
+    "initial_weights": "flux1-kontext-dev.safetensors",
+}
+"""What has the model of Kontext, if no other option names its weights."""
+
+
 def flux(reading: Reading, name: str) -> Values:
     """Return nothing for FLUX.1; raise ConfigError for other models."""
     if reading.word(name) != "flux":

@@ -11,8 +11,9 @@ from fluxtrain.imports.table import Kind, Reading, is_on, says
 # a model that is trained here.
 
 
+_KONTEXT = "Kontext, which edits pictures"
 _MODELS = (
-    ("Kontext, which edits pictures", r"kontext"),
+    (_KONTEXT, r"kontext"),
     ("Fill, which inpaints", r"\bfill\b|inpaint"),
     ("Redux, which varies pictures", r"redux"),
     ("a ControlNet", r"control-?net"),
@@ -54,9 +55,25 @@ def _models(option: str, unless: str = "initial_weights") -> tuple[Kind, ...]:
     """Return the kinds that the names of models in ``option`` say."""
 
     def named(text: str) -> Callable[[Reading, str], bool]:
-        return lambda reading, name: of_model(str(reading.value(name))) == text
+        return lambda reading, name: (
+            of_model(str(reading.value(name))) == text
+            and not (text == _KONTEXT and is_kontext(reading))
+        )
 
     return tuple(Kind(text, option, named(text), unless) for text, _ in _MODELS)
+
+
+def is_kontext(reading: Reading) -> bool:
+    """Return whether the options of ai-toolkit or SimpleTuner ask for Kontext by their own word for it."""
+    asked = (("model.arch", "flux_kontext"), ("model_flavour", "kontext"))
+    return any(str(reading.value(name)).lower() == word for name, word in asked)
+
+
+def _are_references(reading: Reading, name: str) -> bool:
+    """Return whether the option asks for control pictures, but not one for each picture of Kontext."""
+    value = reading.value(name)
+    is_one = isinstance(value, str) or (isinstance(value, list) and len(value) == 1)
+    return is_on(value) and not (is_one and is_kontext(reading))
 
 
 def _without(other: str) -> Callable[[Reading, str], bool]:
@@ -64,6 +81,8 @@ def _without(other: str) -> Callable[[Reading, str], bool]:
     return lambda reading, name: is_on(reading.value(name)) and not is_on(reading.value(other))
 
 
+REFERENCE = r"^reference_(strict|loose)$"
+"""Pattern of SimpleTuner's ``conditioning_type`` of Kontext's pictures."""
 _PRIOR = "DreamBooth's regularisation pictures, for which docs/data.md has is_reg of a subset"
 _CONTROL = "pictures as conditions, as Kontext's and ControlNet's"
 _PAIRS = "a slider"
@@ -156,7 +175,8 @@ AI_TOOLKIT_KINDS = (
     Kind("LoRM", r"do_lorm|network\.lorm(\..*)?"),
     Kind("LoRM", r"network\.type", says("^lorm$")),
     Kind(_OTHER_ADAPTER, r"network\.type", says("^(?!lora$|lokr$|dora$|locon$)"), "adapter.kind"),
-    Kind(_CONTROL, r"datasets\.(control_path\w*|controls|control_from_same_folder)"),
+    Kind(_CONTROL, r"datasets\.control_path", _are_references),
+    Kind(_CONTROL, r"datasets\.(control_path_\d+|controls|control_from_same_folder)"),
     Kind("inpainting", r"datasets\.inpaint_path|.*inpaint.*"),
     Kind("pictures as prompts, as Redux's", r"datasets\.clip_image_(path|from_same_folder)"),
     Kind(_PAIRS, r"datasets\.unconditional_path|guidance\..+"),
@@ -173,7 +193,14 @@ SIMPLETUNER_KINDS = (
     Kind("a ControlNet", "controlnet"),
     Kind("a ControlNet", "flux_lora_target", says("control")),
     Kind("control pictures, beside the noise", "control"),
-    Kind(_CONTROL, r"conditioning\.conditioning_type", says(r"^(?!mask$|segmentation$)")),
+    Kind(
+        _CONTROL,
+        r"conditioning\.conditioning_type",
+        lambda reading, name: (
+            says(r"^(?!mask$|segmentation$)")(reading, name)
+            and not (says(REFERENCE)(reading, name) and is_kontext(reading))
+        ),
+    ),
     Kind(_CONTROL, r"backend\.conditioning"),
     Kind(_CONTROL, r"backend\.conditioning_data", _without("conditioning.conditioning_type")),
     Kind("films", r"backends\.dataset_type", says("video|audio")),

@@ -124,11 +124,15 @@ _SOURCE: Mapping[str, Option] = {
     ),
     "backend.is_regularization_data": automatic("is is_regularisation_data"),
     "conditioning.instance_data_dir": fields(
-        ["data.masks"], pictures.masks, note="with conditioning_type=mask"
+        ["data.masks", "data.controls"],
+        pictures.conditions,
+        note="with conditioning_type=mask, or, of Kontext, reference_strict or reference_loose",
     ),
     "conditioning.conditioning_type": automatic("is part of conditioning.instance_data_dir"),
     "backend.conditioning_data": automatic("is part of conditioning.instance_data_dir"),
-    "backend.conditioning": missing("pictures and captions only"),
+    "backend.conditioning": missing(
+        "beside a picture there are its caption and data.controls alone"
+    ),
     "backend.probability": missing("pictures are drawn as often as their repeats say", 1),
     **each(
         "backend.start_epoch backend.start_step backend.end_epoch backend.end_step",
@@ -168,7 +172,9 @@ _IN_FILE = "in lines of sampling.prompt_file, with --prompt-file"
 _MODEL: Mapping[str, Option] = {
     "model_family": fields([], common.flux, note="must be flux"),
     "model_type": fields(["adapter.kind"], values.model_type, "lora", "full trains all weights"),
-    "model_flavour": fields([], values.flavour, note="the preset is schnell's if it says so"),
+    "model_flavour": fields(
+        common.KONTEXT, values.flavour, note="the preset is schnell's if it says so"
+    ),
     "pretrained_model_name_or_path": field_option(
         "initial_weights",
         Reading.text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports import common
 from fluxtrain.imports.ai_toolkit_values import flat
+from fluxtrain.imports.kinds import REFERENCE
 from fluxtrain.imports.table import (
     Convert,
     IgnoredError,
@@ -268,11 +270,14 @@ def _square(reading: Reading, name: str, side: object) -> Values:
     return common.square(one, name, one.whole(name))
 
 
-def masks(reading: Reading, name: str) -> Values:
-    """Return the folder of the masks that weigh the loss."""
+def conditions(reading: Reading, name: str) -> Values:
+    """Return the folder of the masks that weigh the loss, or of the pictures that Kontext edits."""
     path = reading.text(name)
     option = "conditioning.conditioning_type"
     word = reading.word(option) if reading.has(option) else "controlnet"
+    if re.match(REFERENCE, word):
+        reading.notes[name] = "each in the size of the picture that is made of it"
+        return common.of_images("data.controls", lambda *_: path)(reading, name)
     if word != "mask":
         text = "masks that weigh the loss, conditioning_type=mask, are data.masks; control nets"
         raise NoCounterpartError(f"{text} and the like are not trained here")

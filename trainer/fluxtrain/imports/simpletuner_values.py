@@ -69,8 +69,10 @@ def _is_adapter(reading: Reading) -> bool:
 
 
 def flavour(reading: Reading, name: str) -> Values:
-    """Return nothing for a flavour whose weights are FLUX.1 dev's or schnell's, or named beside it."""
+    """Return Kontext's condition, nothing for flavours whose weights are dev's, schnell's or named beside."""
     word = reading.word(name)
+    if word == "kontext":
+        return common.KONTEXT
     if word in ("dev", "schnell") or reading.has("pretrained_model_name_or_path"):
         return {}
     raise NoCounterpartError(f"the weights of {word} are not fetched: initial_weights names them")

@@ -258,7 +258,10 @@ def says(pattern: str) -> Callable[[Reading, str], bool]:
     return asks
 
 
-_TRAINED = "here FLUX.1 dev and schnell learn pictures from text, by LoRA, LoKr or all weights"
+_TRAINED = (
+    "here FLUX.1 dev and schnell learn pictures from text, and Kontext and Fill from pictures too, by LoRA, "
+    "LoKr or all weights"
+)
 
 
 def _other_kinds(trainer: Trainer, reading: Reading) -> list[ConfigError]:
