@@ -103,6 +103,24 @@ def row_of(found: Comparison, name: str) -> Row:
         ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
         ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
         ("dev-lora", 1, 1, {"model": FEW_BLOCKS}),
+        (
+            "dev-lora",
+            1,
+            1,
+            {
+                "model": {**FEW_BLOCKS, "condition": "kontext"},
+                "data": {"images": "target", "controls": "control", "buckets": {}},
+            },
+        ),
+        (
+            "dev-finetune",
+            1,
+            8,
+            {
+                "model": {**FEW_BLOCKS, "condition": "fill", "in_channels": 384},
+                "data": {"images": "pictures"},
+            },
+        ),
         ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
         ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),

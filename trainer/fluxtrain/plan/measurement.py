@@ -344,8 +344,8 @@ class Step:
             return torch.empty(size, *shape, dtype=dtype, device=device)
 
         drawn: dict[str, Any] = {
-            "latent_noise": make(*config.latent_shape),
-            "noise": make(*config.latent_shape),
+            "latent_noise": make(config.latent_channels, *config.latent_shape[1:]),
+            "noise": make(config.latent_channels, *config.latent_shape[1:]),
             "timesteps": make(),
             "weights": make(),
             "keys": make(dtype=torch.int64),

@@ -344,7 +344,7 @@ _PER_SAMPLE = 2 * _BATCH_FLOAT32 + _INT64
 
 def held_bytes(config: RunConfig) -> int:
     """Return the bytes of one sample that exist during its passes, beside the model's own inputs."""
-    held = 4 * _latents(config)  # mean, logvar and both kinds of noise
+    held = _latents(config)
     if config.data.source == "images":
         held += _image(config)
     if _stored(config) != BYTES[config.precision.compute]:
@@ -355,8 +355,8 @@ def held_bytes(config: RunConfig) -> int:
 def copied_bytes(config: RunConfig) -> int:
     """Return the bytes of one sample as it is copied to the device."""
     if config.data.source == "images":
-        return 2 * _latents(config) + _image(config) + _PER_SAMPLE
-    return 4 * _latents(config) + _text(config) + _mask(config) + _PER_SAMPLE
+        return _latents(config) // 2 + _image(config) + _PER_SAMPLE
+    return _latents(config) + _text(config) + _mask(config) + _PER_SAMPLE
 
 
 def samples_ahead(config: RunConfig, micro_batch: int) -> int:
@@ -365,7 +365,9 @@ def samples_ahead(config: RunConfig, micro_batch: int) -> int:
 
 
 def _latents(config: RunConfig) -> int:
-    return _BATCH_FLOAT32 * math.prod(config.latent_shape)
+    """Return the bytes of mean and logvar, and of both kinds of noise, which the condition has not."""
+    channels, height, width = config.latent_shape
+    return 2 * _BATCH_FLOAT32 * (channels + config.latent_channels) * height * width
 
 
 def _mask(config: RunConfig) -> int:
