@@ -19,9 +19,11 @@ from tests.trainer.tiny_encoders import CHANNELS, write_encoders
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.pictures.dataset import PictureDataset
+from fluxtrain.data.pictures.subset import find_pictures
 from fluxtrain.encode.codec import load_codec
 from fluxtrain.errors import ConfigError
 from fluxtrain.parallel.distributed import World
+from fluxtrain.picture_cache.pack import require_packable
 
 COUNT = 6
 BUCKETS: dict[str, Any] = {"buckets": {"step": 16}}
@@ -185,3 +187,35 @@ def test_what_has_no_condition_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         config(condition, **changes)
+
+
+def test_a_pair_is_encoded_again_if_its_control_changes(paths: RunPaths, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "data/pairs", 3)
+    other = RunPaths(paths.output, tmp_path / "data", paths.models)
+    before = [entry.latents for entry in opened(other, "kontext").entries]
+    (paths.output / "training_set.json").unlink()
+    again = cache(config("kontext"), other, World.alone())
+    assert not again.missing_pictures
+    (data / "control/001.webp").write_bytes((data / "control/000.webp").read_bytes())
+    after = [entry.latents for entry in opened(other, "kontext").entries]
+    assert [old == new for old, new in zip(before, after, strict=True)] == [True, False, True]
+
+
+def test_a_run_goes_on_without_the_controls_that_it_has_encoded(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    data = write_pairs(tmp_path / "data/pairs", 4)
+    other = RunPaths(paths.output, tmp_path / "data", paths.models)
+    whole = RunPaths(paths.output / "whole", tmp_path / "data", paths.models)
+    checkpoint = {"every_steps": 1, "asynchronous": False}
+    in_process.train(config("kontext", checkpoint=checkpoint), whole)
+    in_process.train(config("kontext", checkpoint=checkpoint), other, crash=2)
+    (data / "control/002.webp").unlink()
+    in_process.train(config("kontext", checkpoint=checkpoint), other)
+    assert losses(other.output) == pytest.approx(losses(whole.output), rel=1e-5)
+
+
+def test_pairs_are_not_packed(paths: RunPaths) -> None:
+    pictures = find_pictures(config("kontext"), paths.data).pictures
+    with pytest.raises(ConfigError, match="controls are not packed"):
+        require_packable(pictures, "pairs")

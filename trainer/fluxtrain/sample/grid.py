@@ -243,8 +243,8 @@ class GridSampler:
         ]
         parts = ["chosen prompts (sampling.prompts)"] * (len(above) > num_originals)
         parts += ["validation prompts, the originals above the model's"] * bool(num_originals)
-        parts += ["controls on top"] * any(each is not None for each in contents.conditions)
-        title = f"step {step}: {'; then '.join(parts)}"
+        controls = ", controls on top" * any(each is not None for each in contents.conditions)
+        title = f"step {step}: {'; then '.join(parts)}{controls}"
         save_grid(path, columns, title, self.sources.attribution)
 
 
