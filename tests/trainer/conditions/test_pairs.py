@@ -219,3 +219,30 @@ def test_pairs_are_not_packed(paths: RunPaths) -> None:
     pictures = find_pictures(config("kontext"), paths.data).pictures
     with pytest.raises(ConfigError, match="controls are not packed"):
         require_packable(pictures, "pairs")
+
+
+def test_pictures_of_several_folders_have_controls_of_their_own(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        write_pairs(tmp_path / f"data/{name}", 2)
+        (tmp_path / f"data/{name}/control").rename(tmp_path / f"data/moved-{name}")
+    subsets = [{"image_dir": f"{name}/target"} for name in ("a", "b")]
+    file = tmp_path / "data/pairs.json"
+    file.write_text(json.dumps({"datasets": [{"subsets": subsets}]}))
+    run = config("kontext", data={"images": "pairs.json", "controls": "controls"})
+    labels = [
+        picture.label
+        for picture in find_pictures(
+            config("fill", data={"images": "pairs.json", "controls": None}), tmp_path / "data"
+        ).pictures
+    ]
+    folders = list(dict.fromkeys(label.rpartition("/")[0] for label in labels))
+    assert len(folders) == 2
+    for folder, name in zip(folders, ("a", "b"), strict=True):
+        place = tmp_path / "data/controls" / folder
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"data/moved-{name}").rename(place)
+    found = find_pictures(run, tmp_path / "data")
+    assert not found.skipped
+    assert len({picture.control_path for picture in found.pictures}) == 4

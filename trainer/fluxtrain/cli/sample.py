@@ -99,9 +99,14 @@ def action(arguments: argparse.Namespace) -> int:
 
 
 def _condition(arguments: argparse.Namespace, model: ModelConfig) -> dict[str, str]:
-    """Return that published weights are Kontext's, which have dev's names, if they are to edit a picture."""
-    is_kontext = arguments.control is not None and model.condition == "none"
-    return {"condition": "kontext"} if is_kontext else {}
+    """Return that weights of dev's layout are Kontext's, if their run was, or they are to edit a picture."""
+    from fluxtrain.adapter.opening import checkpoint_of
+    from fluxtrain.state.run_state import read_config
+
+    checkpoint = checkpoint_of(arguments.weights)
+    trained = {} if checkpoint is None else read_config(checkpoint)["model"]
+    is_kontext = arguments.control is not None or trained.get("condition") == "kontext"
+    return {"condition": "kontext"} if is_kontext and model.condition == "none" else {}
 
 
 def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:

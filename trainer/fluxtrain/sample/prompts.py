@@ -211,7 +211,7 @@ def _require_files(config: RunConfig, control: Path | None, mask: Path | None) -
     """Raise ValueError if the files of a prompt are not those that the model's condition is made of."""
     condition = config.model.condition
     if control is not None and condition == "none":
-        raise ValueError("--cn has no effect: model.condition is none")
+        raise ValueError("--cn has no effect: model.condition is none, not kontext or fill")
     if mask is not None and condition != "fill":
         raise ValueError(f"--mask has no effect: model.condition is {condition}, not fill")
     if condition == "fill" and (control is None or mask is None):

@@ -252,7 +252,8 @@ class Found(NamedTuple):
 def find_pictures(config: RunConfig, data_root: Path, places: Places | None = None) -> Found:
     """Return the pictures of ``config`` with their controls; ``places`` is as in `list_subsets`.
 
-    Controls have the names of pictures, with any suffix; pictures without one are skipped.
+    Controls have the names of pictures, with any suffix, in several folders those of reports; pictures
+    without one are skipped.
     """
     listed = list_subsets(config.data, data_root, places)
     every, skipped = training_pictures(listed), skipped_files(listed)
@@ -262,8 +263,10 @@ def find_pictures(config: RunConfig, data_root: Path, places: Places | None = No
         return Found(every, skipped, left_out)
     folder, found = data_root / config.data.controls, list[TrainingPicture]()
     by_stem = mask_files(folder, data_root, hint="; spec.run.data.controls names it")
+    is_one = len({picture.folder for picture in every}) == 1
     for picture in every:
-        if control := by_stem.get(stem(picture.file.name)):
+        name = picture.file.name if is_one else picture.label
+        if control := by_stem.get(stem(name)):
             found.append(replace(picture, control=control, controls=folder))
         else:
             skipped[picture.label] = f"has no control in {folder}"
