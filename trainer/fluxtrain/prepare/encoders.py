@@ -18,7 +18,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
@@ -59,60 +60,92 @@ def prepare_encoders(
     ``force`` collects them again. Raises DataError if one is not whole, is another model's, or differs from
     the record; DownloadError if it cannot be downloaded, StorageError if it cannot be written.
     """
+    with _locked(models, 0.0):
+        _prepare(wanted, models, force)
+
+
+@contextmanager
+def _locked(models: Path, wait_seconds: float) -> Iterator[None]:
     with storage_errors(models):
         models.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(models), storage_errors(models):
-        for name, places in wanted.items():
-            folder = models / name
-            if force or not folder.is_dir() or not any(folder.iterdir()):
-                text = _collect(name, places, models)
-            else:
-                text = _verify(
-                    name, folder, models, "; fluxtrain prepare encoders --force collects it anew"
-                )
-            print(f"{folder}: {text}", file=sys.stderr, flush=True)
-        for downloaded in models.glob(".*.download"):
-            shutil.rmtree(downloaded)
+        with exclusive_lock(models, wait_seconds=wait_seconds):
+            yield
 
 
-_PUBLISHER = "hf://black-forest-labs/FLUX.1"
-_CONDITIONED = {"kontext": f"{_PUBLISHER}-Kontext-dev", "fill": f"{_PUBLISHER}-Fill-dev"}
+def _prepare(wanted: Mapping[str, Sequence[EncoderSource]], models: Path, force: bool) -> None:
+    for name, places in wanted.items():
+        folder = models / name
+        if force or not folder.is_dir() or not any(folder.iterdir()):
+            text = _collect(name, places, models)
+        else:
+            text = _verify(
+                name, folder, models, "; fluxtrain prepare encoders --force collects it anew"
+            )
+        print(f"{folder}: {text}", file=sys.stderr, flush=True)
+    for downloaded in models.glob(".*.download"):
+        shutil.rmtree(downloaded)
 
 
-def published_place(model: ModelConfig) -> str:
-    """Return where FLUX.1 is published: with the condition of ``model``, or its input for the guidance."""
-    plain = f"{_PUBLISHER}-{'dev' if model.guidance_embed else 'schnell'}"
-    return _CONDITIONED.get(model.condition, plain)
+BASES = {True: "hf://black-forest-labs/FLUX.1-dev", False: "hf://black-forest-labs/FLUX.1-schnell"}
+"""FLUX.1 as it is published, by whether the model has an input for the guidance."""
+_SINGLE_FILES = "hf://comfyanonymous/flux_text_encoders"
+"""The text encoders as ComfyUI and kohya's sd-scripts read them."""
+_NAMES = {"flux_dev.safetensors": "flux1-dev.safetensors", "flux_ae.safetensors": AUTOENCODER}
+"""Names that guides give to files of the publisher."""
 
 
-def fetch_models(config: RunConfig, models: Path, published: str | None = None) -> list[str]:
+def fetch_models(
+    config: RunConfig, models: Path, published: str | None = None, wait_seconds: float = 0.0
+) -> list[str]:
     """Fetch what a run of ``config`` misses below ``models``; return what ``published`` does not have of it.
 
-    ``published`` is a place in the layout of FLUX.1's publisher, by default that on the Hub. Encoders get the
-    names that the presets have, weights that of ``initial_weights``. Raises what `prepare_encoders` does.
+    ``published`` is a place in the layout of FLUX.1's publisher, by default that on the Hub; text encoders of
+    one file come from it too, by default from a repository of their own. Another process that fetches is
+    waited for. Raises what `prepare_encoders` does.
     """
-    missing, scratch = missing_models(config, models), models / ".published.download"
-    place = parse_source(published or published_place(config.model), scratch, "--from")
-    folders = {name.partition("/")[0] for name in missing}
-    wanted = {
-        name: [place.below(folder) for folder in parts]
-        for name, parts in PUBLISHED.items()
-        if name in folders
-    }
-    weights = config.initial_weights
-    if weights in missing and weights.endswith(".safetensors"):
-        target = models / weights
-        partial = target.parent / f".{target.name}.partial"
-        with storage_errors(models):
-            partial.mkdir(parents=True, exist_ok=True)
-            with exclusive_lock(models):
-                (partial / target.name).unlink(missing_ok=True)
-                place.copy((target.name,), partial)
-                (partial / target.name).replace(target)
-                partial.rmdir()
-        print(f"{target}: from {place.text}", file=sys.stderr, flush=True)
-    prepare_encoders(wanted, models)
+    if not missing_models(config, models):
+        return []
+    with _locked(models, wait_seconds):
+        missing, scratch = missing_models(config, models), models / ".published.download"
+        place = parse_source(published or BASES[config.model.guidance_embed], scratch, "--from")
+        texts = place if published else parse_source(_SINGLE_FILES, scratch, "--from")
+        encoders = config.encoders
+        for name, source in (
+            (config.initial_weights, place),
+            (encoders.autoencoder, place),
+            (encoders.t5, texts),
+            (encoders.clip, texts),
+        ):
+            is_file = name in missing and str(name).endswith(".safetensors")
+            if is_file and str(name) != f"autoencoder/{AUTOENCODER}":
+                _fetch_file(source, models / str(name))
+        for tokenizer, folder in ((encoders.t5_tokenizer, "tokenizer_2"),
+                                  (encoders.clip_tokenizer, "tokenizer")):  # fmt: skip
+            if f"{tokenizer}/tokenizer_config.json" in missing:
+                target = models / str(tokenizer)
+                target.mkdir(parents=True, exist_ok=True)
+                place.below(folder).copy(_TEXT_FILES, target)
+        folders = {name.partition("/")[0] for name in missing}
+        wanted = {
+            name: [place.below(folder) for folder in parts]
+            for name, parts in PUBLISHED.items()
+            if name in folders
+        }
+        _prepare(wanted, models, force=False)
     return missing_models(config, models)
+
+
+def _fetch_file(place: EncoderSource, target: Path) -> None:
+    """Fetch ``target``, if it is there by its own name or the publisher's; it appears when it is whole."""
+    names = (target.name, _NAMES.get(target.name, target.name))
+    partial = target.parent / f".{target.name}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with suppress(NotThereError):
+        place.copy(names, partial)
+        next(partial / name for name in names if (partial / name).exists()).replace(target)
+        print(f"{target}: from {place.text}", file=sys.stderr, flush=True)
+    shutil.rmtree(partial)
 
 
 def _collect(name: str, places: Sequence[EncoderSource], models: Path) -> str:
@@ -257,6 +290,10 @@ class LocalFolder:
                 shutil.copyfile(path, target / path.name)
 
 
+class NotThereError(DataError):
+    """A place has none of the files."""
+
+
 @dataclass(frozen=True)
 class EncoderSource:
     """A folder of a base; ``text`` is what the user gave."""
@@ -270,12 +307,12 @@ class EncoderSource:
         return EncoderSource(self.text, self.open, f"{self.folder}/{folder}".strip("/"))
 
     def copy(self, patterns: tuple[str, ...], target: Path) -> None:
-        """Copy the files that match one of ``patterns`` to ``target``; raise DataError if there are none."""
+        """Copy the files that match one of ``patterns`` to ``target``; NotThereError if there are none."""
         before = set(target.iterdir())
         self.open().copy(self.folder, patterns, target)
         if not {path for path in target.iterdir() if path.is_file()} - before:
             where = f", folder {self.folder}" if self.folder else ""
-            raise DataError(f"{self.text}{where}: has no file {' or '.join(patterns)}")
+            raise NotThereError(f"{self.text}{where}: has no file {' or '.join(patterns)}")
 
 
 def parse_source(text: str, scratch: Path, flag: str) -> EncoderSource:
