@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import textwrap
@@ -202,6 +203,12 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
     return Path(text)
+
+
+def job_name(stem: str) -> str:
+    """Return ``stem`` as the name of a job: small letters, digits and '-'."""
+    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:60].rstrip("-")
+    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:

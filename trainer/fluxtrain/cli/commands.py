@@ -41,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
         weights.add_export,
         weights.add_import,
         import_config.add,
+        import_config.add_from_env,
         weights.add,
         mlperf.add_mlperf,
     )

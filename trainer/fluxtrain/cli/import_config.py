@@ -1,16 +1,38 @@
-"""``fluxtrain import-config FILE``: write a FluxTraining for the options of another trainer."""
+"""``fluxtrain import-config`` and ``from-env``: a FluxTraining for another trainer's options, and its run."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
+import shutil
+import signal
+import socket
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
-from fluxtrain.cli.arguments import Commands, add_command, path, whole_number
+from fluxtrain.cli import run
+from fluxtrain.cli.arguments import (
+    ROOTS,
+    Commands,
+    add_command,
+    add_field_help,
+    job_name,
+    path,
+    whole_number,
+)
+from fluxtrain.cli.prepare import add_from, fetch_missing
+from fluxtrain.contract.model_base import join_errors
+from fluxtrain.contract.process import ADAPTERS_FOLDER
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.contract.run.resolve import merge
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError, StorageError
+from fluxtrain.runtime.progress import handled
 
 
 def add(commands: Commands) -> None:
@@ -98,14 +120,153 @@ def _check_prompt_file(arguments: argparse.Namespace) -> None:
         raise ConfigError("--prompt-file", str(file), "must end in .txt")
 
 
-def job_name(stem: str) -> str:
-    """Return ``stem`` as the name of a job: small letters, digits and '-'."""
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:60].rstrip("-")
-    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
-
-
 def _write(output: Path, text: str) -> None:
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
+
+
+FILE = "from-env.yaml"
+"""The FluxTraining that the variables make, in OUTPUT_PATH."""
+
+
+def add_from_env(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "fetch, train and go on by the variables of kohya's container for MI300X"
+    parser = add_command(
+        commands,
+        "from-env",
+        _from_env,
+        text,
+        "Fetch models and DATASET_NAME, train as PARAMS_* and DATASET_CONFIG say, and put the LoRA into "
+        "OUTPUT_PATH; the same command resumes. docs/coming-from.md has the variables.",
+    )
+    add_field_help(parser)
+    variables = " or ".join(f"${name}" for name in ROOTS["models"])
+    text = f"folder of the models (default: {variables}, else the guide's)"
+    parser.add_argument("--models", type=path, help=text)
+    add_from(parser)
+    text = "trainer processes (default: the GPUs, or one)"
+    parser.add_argument("--processes", type=whole_number, help=text)
+    parser.add_argument("--cpu", action="store_true", help="run on the CPU, also where a GPU is")
+
+
+def _from_env(arguments: argparse.Namespace) -> int:
+    """Import the environment, fetch what it needs, and run that; print what became of each variable."""
+    from fluxtrain.imports.files import file_text, report
+    from fluxtrain.imports.variables import FOLDERS, MODELS, import_variables, require_any
+
+    require_any(os.environ)
+    given = {name: value for name, value in os.environ.items() if value}
+    data, output = (Path(given.get(name, default)).resolve() for name, default in FOLDERS.items())
+    models = arguments.models or next((given[n] for n in ROOTS["models"] if n in given), MODELS)
+    if errors := list(_unusable(given, data)):
+        raise join_errors(errors)
+    name = given.get("OUTPUT_NAME") or _kept_name(output / FILE)
+    named = {key: str(Path(given[key]).resolve()) for key in _FILES if key in given}
+    overrides = parse_overrides(arguments.overrides)
+    every = int(given.get("PARAMS_SAVE_EVERY_N_STEPS", "100")) if _is_count(given) else 100
+    overrides = merge({"checkpoint": {"every_steps": every}}, overrides)
+    imported = import_variables({**given, **named, "OUTPUT_NAME": name}, overrides)
+    for line in report(imported):
+        print(line, file=sys.stderr)
+    text = file_text(imported, job_name(name), "the environment", gpus=0 if arguments.cpu else 1)
+    file, last = output / FILE, output / f"{imported.config.adapter_file.name}.safetensors"
+    if last.exists() and file.exists() and file.read_text(encoding="utf-8") == text:
+        print(f"{last}: it is there already; another OUTPUT_PATH or OUTPUT_NAME trains again")
+        return EXIT_OK
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"$OUTPUT_PATH: {output}: cannot be written ({error.strerror})"
+        ) from None
+    _write(file, text)
+    with handled(
+        _stop, signal.SIGTERM
+    ):  # the first process of a container ignores it without a handler
+        _fetch_data_set(given, data)
+        fetch_missing(imported.config, Path(models).resolve(), arguments.published)
+    options = {
+        "file": file,
+        "output": output,
+        "data": data,
+        "models": Path(models),
+        "overrides": [],
+    }
+    alone = {"nodes": None, "rendezvous": None, "node_rank": None, "rendezvous_timeout": None}
+    try:
+        return run.action(argparse.Namespace(**{**vars(arguments), **options, **alone}))
+    finally:
+        _link_files(output, imported.config.adapter_file.name)
+
+
+def _stop(signum: int, frame: FrameType | None) -> NoReturn:
+    raise StoppedError("stopped while it fetched; the same command resumes")
+
+
+_FILES = {
+    "DATASET_CONFIG": "kohya's data set config, .json or .toml, such as /opt/sd-scripts/dataset.json",
+    "SAMPLE_PROMPTS": "a text file of prompts; without it there are no sample images",
+}
+
+
+def _unusable(given: Mapping[str, str], data: Path) -> Iterator[ConfigError]:
+    """Yield an error for each variable that is missing, or names a file that is."""
+    if "DATASET_NAME" not in given and not (data.is_dir() and any(data.iterdir())):
+        text = (
+            f"must be OWNER/NAME of a data set on Kaggle, or a URL such as hf://datasets/OWNER/NAME or "
+            f"https://HOST/FILE.zip; or put the pictures into {data}, $DATASET_PATH"
+        )
+        yield ConfigError("$DATASET_NAME", UNSET, text)
+    for name, what in _FILES.items():
+        if name not in given and name == "DATASET_CONFIG":
+            yield ConfigError(f"${name}", UNSET, f"must name {what}: mount it into the container")
+        elif name in given and not Path(given[name]).is_file():
+            text = f"there is no such file: mount it there; it is {what}"
+            yield ConfigError(f"${name}", given[name], text)
+
+
+def _is_count(given: Mapping[str, str]) -> bool:
+    return given.get("PARAMS_SAVE_EVERY_N_STEPS", "100").isdecimal()  # else the import names it
+
+
+def _kept_name(file: Path) -> str:
+    """Return the name of the files of the run that ``file`` began, else a new one as the guide's."""
+    if file.is_file():
+        return str(load_job(file).spec.run["adapter_file"]["name"])
+    return f"{socket.gethostname()}-{int(time.time())}"
+
+
+def _fetch_data_set(given: Mapping[str, str], folder: Path) -> None:
+    from fluxtrain.fetch.source import RetryPolicy, fetch_source, list_source
+    from fluxtrain.imports.variables import DATASET_HOST
+    from fluxtrain.picture_cache.fetching import fetch_bar, is_wanted
+    from fluxtrain.prepare.download import fetch_archive
+
+    name = given.get("DATASET_NAME", "")
+    if is_url(name) and not name.startswith(("http://", "https://")):
+        source = list_source("$DATASET_NAME", name, is_wanted, RetryPolicy())
+        with fetch_bar(True, name, len(source.files), source.size) as console:
+            fetch_source(source, folder, 8, RetryPolicy(check=console.show), console.advance)
+    elif name:
+        host = given.get("DATASET_HOST", DATASET_HOST).rstrip("/")
+        fetch_archive(name if is_url(name) else f"{host}/{name}", folder)
+
+
+def _link_files(output: Path, name: str) -> None:
+    """Link the files of the adapters into ``output``, by the names that sd-scripts gives them."""
+    for file in sorted((output / ADAPTERS_FOLDER).glob(f"{name}*.safetensors")):
+        step = file.stem.removeprefix(name)
+        target = output / f"{name}{f'-step{int(step[1:]):08d}' if step else ''}.safetensors"
+        if target.exists() and target.samefile(file):
+            continue
+        partial = output / f".{target.name}"
+        partial.unlink(missing_ok=True)
+        try:
+            os.link(file, partial)
+        except OSError:  # a file system without links
+            shutil.copyfile(file, partial)
+        partial.replace(target)
+        print(target, file=sys.stderr)

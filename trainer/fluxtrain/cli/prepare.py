@@ -16,6 +16,7 @@ from fluxtrain.cli.arguments import (
     load_config,
     path,
 )
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError
 
 if TYPE_CHECKING:
@@ -46,21 +47,31 @@ def add_fetch(commands: Commands) -> None:
     parser = add_command(commands, "fetch", _fetch, help=text, description=text)
     add_file(parser)
     add_paths(parser, ["models"])
+    add_from(parser)
+
+
+def add_from(parser: Parser) -> None:
+    """Add the option for the place of the models."""
     text = "where FLUX.1 is, as published (default: its publisher's repository on the Hub)"
     parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
-    from fluxtrain.prepare.encoders import fetch_models
-
     _, config = load_config(arguments.file, arguments.overrides, quiet=True)
     models = arguments.models.resolve()
-    if missing := fetch_models(config, models, arguments.published):
-        text = f"not in {models}: {', '.join(missing)}; FLUX.1's publisher has no such files"
-        raise DataError(f"{text}: put them there")
+    fetch_missing(config, models, arguments.published)
     next_step = f"fluxtrain run {arguments.file}{given_root(arguments, 'models')}"
     print(f"{models} has all that {arguments.file} names; next: {next_step}")
     return EXIT_OK
+
+
+def fetch_missing(config: RunConfig, models: Path, published: str | None) -> None:
+    """Fetch what a run of ``config`` misses below ``models``; DataError for what is not published."""
+    from fluxtrain.prepare.encoders import fetch_models
+
+    if missing := fetch_models(config, models, published):
+        text = f"not in {models}: {', '.join(missing)}; FLUX.1's publisher has no such files"
+        raise DataError(f"{text}: put them there")
 
 
 def _add_openmoji(sets: Commands) -> None:

@@ -18,6 +18,7 @@ from fluxtrain.cli.arguments import (
     add_file,
     add_paths,
     given_root,
+    job_name,
     load_config,
     number,
     path,
@@ -27,7 +28,6 @@ from fluxtrain.cli.arguments import (
     whole_number,
 )
 from fluxtrain.cli.data import check_pictures, run_of_source
-from fluxtrain.cli.import_config import job_name
 from fluxtrain.contract.process import (
     ADAPTERS_FOLDER,
     CHECKPOINTS_FOLDER,

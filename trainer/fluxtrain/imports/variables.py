@@ -28,7 +28,7 @@ from fluxtrain.imports.table import (
     field_option,
     fields,
     import_options,
-    missing,
+    set_outside,
 )
 
 
@@ -57,7 +57,16 @@ VARIABLES: Mapping[str, Variable] = {
     ),
     "DATASET_NAME": Variable(
         "dataset_name",
-        row=missing("data.images names the pictures: hf://datasets/NAME of the Hub, or a folder"),
+        row=set_outside(
+            "fluxtrain from-env fetches OWNER/NAME of Kaggle, or a URL; else data.images names the "
+            "pictures: hf://datasets/NAME of the Hub, or a folder"
+        ),
+    ),
+    "DATASET_HOST": Variable(
+        "dataset_host", row=set_outside("where fluxtrain from-env fetches DATASET_NAME from")
+    ),
+    "DATASET_PATH": Variable(
+        "dataset_path", row=set_outside("the data root of fluxtrain from-env")
     ),
     "DATASET_CONFIG": Variable("dataset_config"),
     "SAMPLE_PROMPTS": Variable("sample_prompts"),
@@ -95,7 +104,16 @@ VARIABLES: Mapping[str, Variable] = {
     "PARAMS_TIMESTEP_SAMPLING": Variable("timestep_sampling", "sigmoid"),
     "PARAMS_WEIGHT_DECAY": Variable("optimizer_args.weight_decay", "0.1"),
 }
+DATASET_HOST = "https://www.kaggle.com/api/v1/datasets/download"
+"""Where the guide's script gets the archive DATASET_NAME from."""
+FOLDERS = {"DATASET_PATH": "/workspace/dataset", "OUTPUT_PATH": "/workspace/output"}
+MODELS = "/workspace/flux"
+"""The guide's folder of models, with the names of files below."""
 CONSTANTS: Mapping[str, object] = {
+    "pretrained_model_name_or_path": "flux_dev.safetensors",
+    "clip_l": "clip_l.safetensors",
+    "t5xxl": "t5xxl_fp16.safetensors",
+    "ae": "ae.safetensors",
     "network_module": "networks.lora_flux",
     "mixed_precision": "bf16",
     "save_precision": "bf16",

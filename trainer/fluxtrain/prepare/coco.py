@@ -22,8 +22,7 @@ import json
 import os
 import shutil
 import sys
-import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, astuple, dataclass, fields
 from functools import partial
@@ -37,7 +36,7 @@ from fluxtrain.data.formats.tar_index import open_index
 from fluxtrain.data.formats.tar_writer import TarWriter
 from fluxtrain.errors import ConfigError, DataError, JoinedDataError
 from fluxtrain.fetch.http import HttpClient
-from fluxtrain.prepare.download import Entry, fetch
+from fluxtrain.prepare.download import Entry, extract, fetch
 from fluxtrain.prepare.work import (
     SETTINGS,
     SIZE,
@@ -78,28 +77,11 @@ def unpack(
             entry = Entry(name, f"{source.rstrip('/')}/{name}", sha1, "sha1")
             fetch(entry, folder, client or HttpClient())
             print(f"{folder / name}: its SHA-1 is right", file=sys.stderr, flush=True)
-        _extract(folder / ANNOTATIONS, [_CAPTIONS], folder)
+        extract(folder / ANNOTATIONS, [_CAPTIONS], folder)
         rows = subset(read_annotations(folder / _CAPTIONS), num_samples)
         names = [f"val2014/COCO_val2014_{row.image_id:012}.jpg" for row in rows]
-        _extract(folder / IMAGES, names, folder)
+        extract(folder / IMAGES, names, folder)
     return folder / "val2014", folder / _CAPTIONS
-
-
-def _extract(archive: Path, names: Iterable[str], folder: Path) -> None:
-    """Write the members ``names`` below ``folder``, unless they are there with the size of the archive's."""
-    try:
-        with zipfile.ZipFile(archive) as file:
-            for name in names:
-                target, size = folder / name, file.getinfo(name).file_size
-                if target.is_file() and target.stat().st_size == size:
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial = target.with_name(f".{target.name}.{os.getpid()}")
-                with file.open(name) as member, partial.open("wb") as out:
-                    shutil.copyfileobj(member, out)
-                partial.replace(target)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise DataError(f"{archive}: {error}") from None
 
 
 NUM_SAMPLES = 29_696

@@ -13,9 +13,12 @@ and reads ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT``.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +34,7 @@ from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.fetch.http import MAX_SMALL_BYTES, DownloadError, HttpClient, is_url
 from fluxtrain.fetch.source import PARTIAL, ExhaustedError, RetryPolicy
 from fluxtrain.fetch.source import fetch as fetch_file
-from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile
+from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile, name_fault
 from fluxtrain.prepare.work import storage_errors
 from fluxtrain.runtime.files import exclusive_lock
 from fluxtrain.runtime.progress_bar import Advance, ProgressBar
@@ -161,6 +164,60 @@ def fetch(
         text = str(error).removeprefix(f"{entry.path}: ")
         raise DownloadError(f"{entry.url}: {text}") from None
     return target
+
+
+def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
+    """Write the members ``names`` below ``folder``, unless they are there with the size of the archive's."""
+    try:
+        with zipfile.ZipFile(archive) as file:
+            for name in names:
+                target, size = folder / name, file.getinfo(name).file_size
+                if target.is_file() and target.stat().st_size == size:
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial = target.with_name(f".{target.name}.{os.getpid()}")
+                with file.open(name) as member, partial.open("wb") as out:
+                    shutil.copyfileobj(member, out)
+                partial.replace(target)
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise DataError(f"{archive}: {error}") from None
+
+
+ARCHIVE = "dataset.zip"
+"""Name of an archive in the folder in which it is unpacked."""
+
+
+def fetch_archive(url: str, folder: Path) -> None:
+    """Fetch the zip at ``url`` to ``folder`` and unpack it there, unless both are done; each is continued.
+
+    Raises DownloadError if it cannot be downloaded, DataError if it is no whole zip, or a name leads outside.
+    """
+    archive, done = folder / ARCHIVE, folder / f".{ARCHIVE}.unpacked"
+    client, step = HttpClient(), f"or put the pictures into {folder} yourself"
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(folder, wait_seconds=60.0), storage_errors(folder):
+        if done.exists():
+            return
+        try:
+            if not archive.is_file():
+                with ProgressBar(ARCHIVE, unit="B") as bar:
+                    file = RemoteFile(ARCHIVE, UNKNOWN)
+                    fetch_file(
+                        lambda _, at: client.open(url, at), file, folder, RetryPolicy(), bar.advance
+                    )
+        except (ExhaustedError, DownloadError) as error:
+            raise DownloadError(f"{url}: {error}; try again, {step}") from None
+        if not zipfile.is_zipfile(archive):
+            archive.unlink()
+            raise DataError(f"{url}: sends no zip archive; it may want a login: {step}")
+        with zipfile.ZipFile(archive) as opened:
+            names = [each.filename for each in opened.infolist() if not each.is_dir()]
+        if faults := [f"{name[:80]!r}: {fault}" for name in names if (fault := name_fault(name))]:
+            raise DataError(f"{archive}: {faults[0]}")
+        extract(archive, names, folder)
+        print(f"{folder}: {len(names)} files of {url}", file=sys.stderr, flush=True)
+        done.touch()
 
 
 PREFIX = "hf://datasets/"
