@@ -214,7 +214,7 @@ def test_what_a_file_needs_is_fetched_and_a_run_says_how(
     (models / "base/flux1-dev.safetensors").unlink()
     assert main([*fetch[:-1], str(published), "--encoders.t5=t5xxl.safetensors",
                  "--encoders.t5_tokenizer=t5"]) == EXIT_USAGE  # fmt: skip
-    assert "t5xxl.safetensors; FLUX.1's publisher has no such" in capsys.readouterr().err
+    assert f"t5xxl.safetensors; {published} has no such files" in capsys.readouterr().err
     assert (models / "base/flux1-dev.safetensors").exists()
 
 

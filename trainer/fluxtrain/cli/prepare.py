@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
+from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +17,19 @@ from fluxtrain.cli.arguments import (
     add_paths,
     given_root,
     load_config,
+    output,
     path,
 )
+from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError, redacted
 
 if TYPE_CHECKING:
     from fluxtrain.prepare.encoders import EncoderSource
 
 
 Parser = argparse.ArgumentParser
-_PLACE = "DIR|MANIFEST|hf://ORG/NAME"
+_PLACE = "DIR|MANIFEST|URL"
 
 
 def add(commands: Commands) -> None:
@@ -43,10 +48,12 @@ def add(commands: Commands) -> None:
 
 def add_fetch(commands: Commands) -> None:
     """Add the parser of ``fluxtrain fetch``."""
-    text = "fetch the weights and encoders that a file needs and --models lacks"
+    text = (
+        "fetch what a file needs: weights and encoders that --models lacks, and pictures at a URL"
+    )
     parser = add_command(commands, "fetch", _fetch, help=text, description=text)
     add_file(parser)
-    add_paths(parser, ["models"])
+    add_paths(parser)
     add_from(parser)
 
 
@@ -57,21 +64,53 @@ def add_from(parser: Parser) -> None:
 
 
 def _fetch(arguments: argparse.Namespace) -> int:
-    _, config = load_config(arguments.file, arguments.overrides, quiet=True)
-    models = arguments.models.resolve()
+    job, config = load_config(arguments.file, arguments.overrides, quiet=True)
+    models, data = arguments.models.resolve(), arguments.data.resolve()
     fetch_missing(config, models, arguments.published)
-    next_step = f"fluxtrain run {arguments.file}{given_root(arguments, 'models')}"
+    _fetch_pictures(
+        config, RunPaths(Path(output(job.metadata.name, os.environ).value), data, models)
+    )
+    roots = "".join(given_root(arguments, name) for name in ("data", "models"))
+    next_step = f"fluxtrain run {arguments.file}{roots}"
     print(f"{models} has all that {arguments.file} names; next: {next_step}")
     return EXIT_OK
 
 
 def fetch_missing(config: RunConfig, models: Path, published: str | None) -> None:
-    """Fetch what a run of ``config`` misses below ``models``; DataError for what is not published."""
+    """Fetch what a run of ``config`` misses below ``models``; DataError for what is not published.
+
+    At a terminal it asks once for a token that a licence needs, which only this process keeps.
+    """
+    from fluxtrain.prepare.download import LicenceError
     from fluxtrain.prepare.encoders import fetch_models
 
-    if missing := fetch_models(config, models, published):
-        text = f"not in {models}: {', '.join(missing)}; FLUX.1's publisher has no such files"
+    try:
+        missing = fetch_models(config, models, published)
+    except LicenceError as error:
+        if os.environ.get("HF_TOKEN") or not sys.stdin.isatty():
+            raise
+        print(error, file=sys.stderr)
+        os.environ["HF_TOKEN"] = getpass("its token, which is not shown or stored: ")
+        missing = fetch_models(config, models, published)
+    if missing:
+        place = redacted((published or "FLUX.1's publisher").rstrip("/"))
+        text = f"not in {models}: {', '.join(missing)}; {place} has no such files"
         raise DataError(f"{text}: put them there")
+
+
+def _fetch_pictures(config: RunConfig, paths: RunPaths) -> None:
+    """Fetch the pictures at URLs to the folder of this node, where a run finds them."""
+    from fluxtrain.data.pictures.subset import remote_sources
+    from fluxtrain.picture_cache.fetching import local_pictures
+
+    if config.data.images is None or not remote_sources(config.data, paths.data):
+        return
+    if config.data.download.stream:
+        print("the pictures are not fetched: data.download.stream is set", file=sys.stderr)
+        return
+    with local_pictures(config.data, paths, lambda: None, is_shown=True) as places:
+        for url, folder in places.items():
+            print(f"{redacted(url)}: in {folder}", file=sys.stderr)
 
 
 def _add_openmoji(sets: Commands) -> None:

@@ -143,8 +143,8 @@ def open_store(url: str) -> tuple[Store, str]:
 
 def _open_folder(scheme: str, url: str) -> tuple[Store, str]:
     path = url.partition("://")[2]
-    if scheme == "s3":
-        return open_bucket(path), url
+    if scheme in ("s3", "gs", "az"):
+        return open_bucket(scheme, path), url
     if scheme == "hf":
         hub = open_hub(path)
         return hub, f"hf://{hub.root}"

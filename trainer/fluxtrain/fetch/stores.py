@@ -1,7 +1,7 @@
 """What a place with files can do: list them, and send one from an offset on.
 
-Folders of S3 buckets are read through Arrow's file system, which holds AWS' own client. fsspec's
-interface to it is not used: its ``find`` takes a folder that cannot be listed for an empty one.
+Folders of buckets are read through Arrow's file systems, which hold the clients of AWS, Google and Azure.
+fsspec's interface to them is not used: its ``find`` takes a folder that cannot be listed for an empty one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -24,6 +25,10 @@ MAX_NAME = 1024
 
 class RefusedError(Exception):
     """The store has no such file, or does not give it: another attempt would not help."""
+
+
+class NothingThereError(RefusedError):
+    """The store has nothing of this name."""
 
 
 class ChangedError(Exception):
@@ -80,6 +85,7 @@ _DENIED = (
     *("UNRECOGNIZED_CLIENT", "INVALID_CLIENT_TOKEN_ID"),
 )
 _UNKNOWN = ("NO_SUCH_KEY", "NO_SUCH_BUCKET", "RESOURCE_NOT_FOUND")
+_OTHERS_DENY = re.compile(r"PERMISSION_DENIED|UNAUTHENTICATED|Authenti\w+Failed|Authorization\w+")
 _HTTP = re.compile(r"(\d{3}) .*")
 
 
@@ -112,7 +118,7 @@ def stream_of(opened: Any, offset: int, size: int) -> Iterator[ByteStream]:
 def refusal(error: BaseException) -> str | None:
     """Return why another attempt would not help after ``error``, or None if it may."""
     status, aws = _status(error), _AWS.search(str(error))
-    if status in (401, 403) or (aws and aws[1] in _DENIED):
+    if status in (401, 403) or (aws and aws[1] in _DENIED) or _OTHERS_DENY.search(str(error)):
         return "access is denied, or it does not exist; credentials come from the environment"
     if status == 404 or isinstance(error, FileNotFoundError) or (aws and aws[1] in _UNKNOWN):
         return "there is nothing of this name"
@@ -208,7 +214,8 @@ class HttpStore:
         except DownloadError as error:
             text = str(error).rpartition(": ")[2]
             refused = refusal(RefusedError(text)) or f"the server answers: {text}"
-            raise RefusedError(f"{_name(url)}: {refused}") from None
+            kind = NothingThereError if text.startswith("404 ") else RefusedError
+            raise kind(f"{_name(url)}: {refused}") from None
 
 
 def _name(url: str) -> str:
@@ -306,27 +313,70 @@ class BucketStore:
         return RemoteFile(name, info.size, str(info.mtime_ns))
 
 
-def open_bucket(path: str) -> BucketStore:
-    """Return the store of ``path``, a bucket and the path in it, with AWS' variables of the environment.
+def open_bucket(scheme: str, path: str) -> BucketStore:
+    """Return the store of ``path``, a bucket and the path in it, by the usual variables of the environment.
 
-    Without credentials requests are not signed: the bucket must be public.
+    ``scheme`` is s3, gs (Google) or az (Azure). Without credentials requests to S3 and to Google are not
+    signed: the bucket must be public.
     """
+    with client_errors():
+        open_scheme = {"s3": _amazon, "gs": _google, "az": _azure}[scheme]
+        return BucketStore(open_scheme(path.partition("/")[0]), path.rstrip("/"))
+
+
+def _amazon(bucket: str) -> Any:
     from pyarrow import fs
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    with client_errors():
-        if region is None and endpoint is None:
-            region = fs.resolve_s3_region(path.partition("/")[0])
-        filesystem = fs.S3FileSystem(
-            anonymous=not _has_credentials(),
-            region=region,
-            endpoint_override=endpoint,
-            connect_timeout=_CONNECT_SECONDS,
-            request_timeout=_REQUEST_SECONDS,
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+    if region is None and endpoint is None:
+        region = fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(
+        anonymous=not _has_credentials(),
+        region=region,
+        endpoint_override=endpoint,
+        connect_timeout=_CONNECT_SECONDS,
+        request_timeout=_REQUEST_SECONDS,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+    )
+
+
+_GOOGLE = "~/.config/gcloud/application_default_credentials.json"
+
+
+def _google(bucket: str) -> Any:
+    from pyarrow import fs
+
+    scheme, _, host = os.environ.get("STORAGE_EMULATOR_HOST", "").rpartition("://")
+    names = ("GOOGLE_APPLICATION_CREDENTIALS", "GCE_METADATA_HOST")
+    is_known = any(map(os.environ.get, names)) or Path(_GOOGLE).expanduser().is_file()
+    return fs.GcsFileSystem(
+        anonymous=bool(host) or not is_known,
+        scheme=scheme or ("http" if host else "https"),
+        endpoint_override=host or None,
+        retry_time_limit=timedelta(seconds=_REQUEST_SECONDS),
+    )
+
+
+def _azure(bucket: str) -> Any:
+    from pyarrow import fs
+
+    words = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "").split(";")
+    stated = {name: value for name, _, value in (word.partition("=") for word in words)}
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT") or stated.get("AccountName")
+    if account is None:
+        text = (
+            "AZURE_STORAGE_ACCOUNT, or AZURE_STORAGE_CONNECTION_STRING, names its account: set one"
         )
-    return BucketStore(filesystem, path.rstrip("/"))
+        raise RefusedError(text)
+    key = os.environ.get("AZURE_STORAGE_KEY") or stated.get("AccountKey")
+    token = os.environ.get("AZURE_STORAGE_SAS_TOKEN") or stated.get("SharedAccessSignature")
+    scheme, _, rest = stated.get("BlobEndpoint", "").partition("://")
+    host = {f"{kind}_storage_authority": rest.partition("/")[0] for kind in ("blob", "dfs") if rest}
+    kinds = {f"{kind}_storage_scheme": scheme for kind in ("blob", "dfs") if rest}
+    return fs.AzureFileSystem(
+        account, account_key=key, sas_token=None if key else token, **host, **kinds
+    )
 
 
 def _has_credentials() -> bool:

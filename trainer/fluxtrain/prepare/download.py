@@ -278,6 +278,10 @@ def open_hub(name: str, revision: str = "main", flag: str = "--hub") -> HubDatas
     return HubDataset(name, commit or revision)
 
 
+class LicenceError(DataError):
+    """The Hub gives the files only to accounts that accepted their licence."""
+
+
 @contextmanager
 def hub_errors(name: str) -> Iterator[None]:
     """Raise the client's errors as DownloadError or DataError."""
@@ -289,7 +293,7 @@ def hub_errors(name: str) -> Iterator[None]:
         raise DownloadError(f"{name}: the Hub cannot be reached: {_one_line(error)}") from None
     except errors.GatedRepoError:
         text = f"accept its licence at https://huggingface.co/{name}, then set HF_TOKEN"
-        raise DataError(f"{name}: {text} or run `hf auth login`") from None
+        raise LicenceError(f"{name}: {text} or run `hf auth login`") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise DataError(f"{name}: {_one_line(error)}") from None
     except Exception as error:  # of the HTTP library that the client uses

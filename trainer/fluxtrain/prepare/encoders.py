@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -27,14 +27,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.data import is_url, url_fault
 from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.encode.encoders import missing_models
 from fluxtrain.encode.files import Kind, check_text_folder
-from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.errors import ConfigError, DataError, redacted
+from fluxtrain.fetch.http import DownloadError, HttpClient
+from fluxtrain.fetch.source import ExhaustedError, RetryPolicy, Source, fetch_source, open_store
+from fluxtrain.fetch.stores import HttpStore, NothingThereError, RefusedError, RemoteFile
 from fluxtrain.prepare.download import download, hub_errors
 from fluxtrain.prepare.work import storage_errors
 from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.progress_bar import ProgressBar
 
 AUTOENCODER = "ae.safetensors"
 _TEXT_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
@@ -266,7 +270,10 @@ HUB = "hf://"
 _HUB_NAME = re.compile(
     r"hf://(?P<name>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w.-]+))?(?:/(?P<folder>[\w./-]+?))?/?"
 )
-_ALLOWED = "a folder, a manifest that ends in .md5 or .uri, or hf://ORG/NAME[@REVISION][/FOLDER]"
+_ALLOWED = (
+    "a folder, a manifest that ends in .md5 or .uri, hf://ORG/NAME[@REVISION][/FOLDER], or a folder at "
+    "s3://BUCKET, gs://BUCKET, az://CONTAINER or https://HOST/"
+)
 
 
 class Base(Protocol):
@@ -288,6 +295,83 @@ class LocalFolder:
         for path in sorted(source.iterdir()) if source.is_dir() else ():
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):
                 shutil.copyfile(path, target / path.name)
+
+
+_INDEX = "model.safetensors.index.json"
+_KNOWN_NAMES = (
+    *(
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "spiece.model",
+    ),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", _INDEX),
+)
+"""Files of text encoders and tokenizers, asked for one by one where no folder can be listed."""
+
+
+@dataclass(frozen=True)
+class StoreFolder:
+    """A folder of a bucket or of a web server."""
+
+    url: str
+    scratch: Path
+    """Where downloads grow, in folders by their versions; they resume there."""
+
+    def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
+        """Download the files directly in ``folder`` that match one of ``patterns`` to ``target``.
+
+        Raises DownloadError or DataError.
+        """
+        url, policy = f"{self.url}/{folder}".rstrip("/"), RetryPolicy()
+        try:
+            source = policy.tried(lambda: self._listed(url, patterns))
+        except RefusedError as error:
+            raise DataError(f"{redacted(url)}: {error}") from None
+        except ExhaustedError as error:
+            raise DownloadError(f"{redacted(url)}: {error}; the same command resumes") from None
+        if not source.files:
+            return
+        place = self.scratch / source.key
+        with ProgressBar(f"fetch {source}", source.size, unit="B") as bar:
+            fetch_source(source, place, _CONNECTIONS, policy, bar.advance)
+        for file in source.files:
+            os.utime(place / file.name)
+            os.link(place / file.name, target / file.name)
+
+    def _listed(self, url: str, patterns: tuple[str, ...]) -> Source:
+        if not url.startswith(("http://", "https://")):
+            files = [
+                f for f in open_store(url)[0].files() if any(fnmatch(f.name, it) for it in patterns)
+            ]
+            direct = tuple(file for file in files if "/" not in file.name)
+            return Source("--from", url, url, direct)
+        exact = [name for name in patterns if "*" not in name]
+        names = [*exact, *(_KNOWN_NAMES if len(exact) < len(patterns) else ())]
+        files = _there(url, dict.fromkeys(names))
+        if any(file.name == _INDEX for file in files):
+            index = json.loads(HttpClient().read_small(f"{url}/{_INDEX}"))
+            files += _there(url, dict.fromkeys(map(str, index["weight_map"].values())))
+        named = ",".join(file.name for file in files)
+        return Source(
+            "--from",
+            url,
+            f"{url}/{{{named}}}" if len(files) > 1 else f"{url}/{named}",
+            tuple(files),
+        )
+
+
+_CONNECTIONS = 4
+
+
+def _there(url: str, names: Iterable[str]) -> list[RemoteFile]:
+    """Return those of the files ``names`` that the web server has."""
+    found = list[RemoteFile]()
+    for name in names:
+        with suppress(NothingThereError):
+            found += HttpStore((f"{url}/{name}",), HttpClient()).files()
+    return found
 
 
 class NotThereError(DataError):
@@ -330,6 +414,10 @@ def parse_source(text: str, scratch: Path, flag: str) -> EncoderSource:
         )
     if text.endswith((".md5", ".uri")):
         return EncoderSource(text, cache(lambda: _downloaded(text, scratch)))
+    if is_url(text):
+        if fault := url_fault(text):
+            raise ConfigError(flag, text, f"{fault}; allowed: {_ALLOWED}")
+        return EncoderSource(text, lambda: StoreFolder(text.rstrip("/"), scratch))
     if not Path(text).is_dir():
         raise ConfigError(flag, text, f"no such folder; allowed: {_ALLOWED}")
     return EncoderSource(text, lambda: LocalFolder(Path(text)))

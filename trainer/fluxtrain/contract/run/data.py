@@ -24,7 +24,7 @@ from fluxtrain.errors import SECRET_QUERY
 # DownloadConfig, ``spec.run.data.download``, and the URLs that data may have.
 
 
-_READ = r"^(https?://[^/?#]+/|s3://[^/?#]+(/|$)|hf://datasets/[^/?#]+/[^/?#]+)"
+_READ = r"^(https?://[^/?#]+/|(s3|gs|az)://[^/?#]+(/|$)|hf://datasets/[^/?#]+/[^/?#]+)"
 _USER = r"^[^:]*://[^/?#]*@"
 
 
@@ -65,7 +65,8 @@ def url_fault(url: str) -> str | None:
 _PATTERNS = (
     (
         _READ,
-        "must be a path, or a URL that begins with https://host/, s3://bucket or hf://datasets/owner/name",
+        "must be a path, or a URL that begins with https://host/, s3://bucket, gs://bucket, az://container "
+        "or hf://datasets/owner/name",
         True,
     ),
     (_USER, "must not contain a user name; credentials come from the environment", False),
@@ -366,8 +367,8 @@ class DataConfig(StrictModel):
     images: Annotated[Path | None, IMMUTABLE] = None
     """Folder of images with captions to train on, instead of ``train``: text files next to them, or
     metadata.jsonl, .csv or .parquet. Or kohya's data set config, .toml or .json, whose repeats, class tokens
-    and prefixes win over those below. They are encoded before the first step. A URL, ``https://``, ``s3://``
-    or ``hf://datasets/``, is fetched to each node before that."""
+    and prefixes win over those below. They are encoded before the first step. A URL, ``https://``,
+    ``s3://``, ``gs://``, ``az://`` or ``hf://datasets/``, is fetched to each node before that."""
     repeats: Annotated[int, Field(ge=1, le=100_000), IMMUTABLE] = 1
     """Times that each image of ``images`` is used in an epoch."""
     caption_prefix: Annotated[str, Field(max_length=1024), IMMUTABLE] = ""
