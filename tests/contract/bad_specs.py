@@ -486,6 +486,13 @@ STORAGE = [
     Bad("spec.storage.data", {}, "exactly one of persistentVolumeClaim, hostPath, emptyDir"),
     Bad("spec.storage.output", {**_CLAIM, "emptyDir": {}}, "exactly one of"),
     Bad("spec.storage.models", {**_CLAIM, "hostPath": {"path": "/models"}}, "exactly one of"),
+    *(
+        Bad("spec.storage.models", {**_CLAIM, "fetch": place}, MATCH, "spec.storage.models.fetch")
+        for place in ("FLUX.1-dev", "hf://flux", "https://user@host/flux", "https://host/a?key=1", "ftp://host/a")
+    ),
+    Bad("spec.storage.models", {"persistentVolumeClaim": {"claimName": "m", "readOnly": True}, "fetch": "/a"},
+        "must be left out if the claim is readOnly", "spec.storage.models.fetch"),
+    Bad("spec.storage.data", {**_CLAIM, "fetch": "/a"}, UNKNOWN, "spec.storage.data.fetch"),
     Bad("spec.storage.data.nfs", {"server": "store"}, UNKNOWN),
     Bad("spec.storage.cache", _CLAIM, UNKNOWN),
     Bad("spec.storage.data.persistentVolumeClaim", {}, "Required value",

@@ -238,7 +238,8 @@ _REMEDIES = {  # reasons whose message says it already are left out
     ),
     "InitContainerFailed": (
         "Correct spec.podTemplate.spec.initContainers; with terminationMessagePolicy: FallbackToLogsOnError "
-        "the message has the last line of the log."
+        "the message has the last line of the log. If it is fetch-models, correct spec.storage.models.fetch "
+        "or spec.credentials, or put what the message names into the models volume."
     ),
     "StartError": (
         "If other pods run, check the node's devices and container runtime: `kubectl describe node`; "

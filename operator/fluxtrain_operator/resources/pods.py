@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fluxtrain.contract.process import RENDEZVOUS_PORT
+from fluxtrain.contract.resource.pod_template import FETCH_CONTAINER, FLUSHED_VOLUME, KEY_VOLUME
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Job, Manifest, Revision
 from fluxtrain_operator.resources.environment import environment, grace_seconds, slot_environment
@@ -92,7 +93,7 @@ def _training_pod(job: Job) -> Manifest:
             **_priority(job),
         },
     }
-    return merge_into_trainer(result, job.spec.pod_template.written)
+    return _with_fetch(merge_into_trainer(result, job.spec.pod_template.written), job)
 
 
 def _rendezvous_pod(job: Job) -> Manifest:
@@ -138,8 +139,40 @@ def _trainer(job: Job) -> Manifest:
     }
 
 
+_OF_THE_TRAINER = (
+    *("image", "imagePullPolicy", "env", "envFrom", "securityContext", "terminationMessagePolicy"),
+)
+_NOT_FETCHED = ("data", "output", "shm", "snapshots", KEY_VOLUME, FLUSHED_VOLUME)
+
+
+def _with_fetch(pod: Manifest, job: Job) -> Manifest:
+    """Return the training ``pod`` with the init container that fetches the run's models, if it does.
+
+    It has the training container's variables and mounts, also those of ``podTemplate``, such as a proxy's
+    certificates; it writes to the models, and reaches neither data nor output.
+    """
+    models = job.spec.storage.models
+    if models is None or models.fetch is None:
+        return pod
+    trainer = next(c for c in pod["spec"]["containers"] if c["name"] == names.TRAINER)
+    mounted = [mount for mount in trainer["volumeMounts"] if mount["name"] not in _NOT_FETCHED]
+    writable = [
+        {k: v for k, v in m.items() if k != "readOnly"} if m["name"] == "models" else m
+        for m in mounted
+    ]
+    container = {
+        "name": FETCH_CONTAINER,
+        **{key: trainer[key] for key in _OF_THE_TRAINER if key in trainer},
+        "command": ["fluxtrain", "fetch-models", models.fetch],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "8Gi"}},
+        "volumeMounts": writable,
+    }
+    before = [container, *pod["spec"].get("initContainers", [])]
+    return {**pod, "spec": {**pod["spec"], "initContainers": before}}
+
+
 def _credentials(job: Job) -> Manifest:
-    """Return the sources of variables with credentials, which only the training container gets."""
+    """Return the sources of variables with credentials, which no other program of the job gets."""
     names_of_secrets = job.spec.credentials
     return (
         {"envFrom": [{"secretRef": {"name": name}} for name in names_of_secrets]}

@@ -108,7 +108,7 @@ def _input_mount(
 def _source(volume: Volume | None) -> Manifest:
     if volume is None:
         return {"emptyDir": {}}
-    return volume.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return volume.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"fetch"})
 
 
 GPU_CLAIM = "gpus"

@@ -393,6 +393,17 @@ VARIANTS: dict[str, Variant] = {
             {"name": "tmp", "persistentVolumeClaim": {"claimName": "scratch"}},
         ]
     ),
+    "models-fetched": Variant(
+        {
+            "storage": {
+                "models": {
+                    "persistentVolumeClaim": {"claimName": "models"},
+                    "fetch": "hf://black-forest-labs/FLUX.1-dev@main",
+                }
+            },
+            "credentials": ["hugging-face"],
+        }
+    ),
     "template-init-container": _pod(
         initContainers=[
             {"name": "fetch", "image": "fetch:1", "args": ["/data"], "securityContext": _CAREFUL}

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.trainer.commands import start
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.tiny_encoders import png, small_image, write_encoders
 
 from fluxtrain.cli import main, prepare
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.prepare import encoders
 from fluxtrain.prepare.download import LicenceError
@@ -72,6 +74,26 @@ def test_models_come_from_a_store_and_continue(
     assert main(fetch) == EXIT_USAGE
     says = f"not in {models}: flux1-dev.safetensors; {place.rstrip('/')} has no such files"
     assert says in capsys.readouterr().err
+
+
+def test_of_pods_with_one_volume_one_fetches_and_the_others_wait(
+    published: dict[str, bytes], tmp_path: Path
+) -> None:
+    run = {"preset": "dev-lora", "data": {"images": "pictures"}}
+    (tmp_path / "config.json").write_text(resolve(run).model_dump_json())
+    models, server = tmp_path / "models", FileServer(published)
+    variables = {"FLUXTRAIN_CONFIG": str(tmp_path / "config.json"), "FLUXTRAIN_MODELS": str(models)}
+    logs = [tmp_path / f"{number}.log" for number in range(2)]
+    pods = [start("fetch-models", f"{server.url}/", log=log, **variables) for log in logs]
+    assert [pod.wait(120) for pod in pods] == [EXIT_OK, EXIT_OK], [log.read_text() for log in logs]
+    server.shutdown()
+    server.server_close()
+    assert all(f"{models} has all that the run names" in log.read_text() for log in logs)
+    assert server.requests["flux1-dev.safetensors"] == 2, (
+        "its size is asked for, then it is fetched"
+    )
+    again = start("fetch-models", "http://127.0.0.1:1/", log=logs[0], **variables)
+    assert again.wait(60) == EXIT_OK, "nothing is missing"
 
 
 def test_pictures_at_a_url_are_fetched_where_a_run_finds_them(

@@ -45,6 +45,6 @@ def make_parser() -> argparse.ArgumentParser:
         weights.add,
         mlperf.add_mlperf,
     )
-    for add in (*user, pods.add_agent, pods.add_rendezvous, pods.add_stacks):
+    for add in (*user, pods.add_fetch_models, pods.add_agent, pods.add_rendezvous, pods.add_stacks):
         add(commands)
     return parser

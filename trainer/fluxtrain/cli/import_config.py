@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from fluxtrain.cli import run
 from fluxtrain.cli.arguments import (
@@ -24,15 +21,14 @@ from fluxtrain.cli.arguments import (
     path,
     whole_number,
 )
-from fluxtrain.cli.prepare import add_from, fetch_missing
+from fluxtrain.cli.prepare import add_from, fetch_missing, stoppable
 from fluxtrain.contract.model_base import join_errors
 from fluxtrain.contract.process import ADAPTERS_FOLDER
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StoppedError, StorageError
-from fluxtrain.runtime.progress import handled
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
 
 
 def add(commands: Commands) -> None:
@@ -183,9 +179,7 @@ def _from_env(arguments: argparse.Namespace) -> int:
             f"$OUTPUT_PATH: {output}: cannot be written ({error.strerror})"
         ) from None
     _write(file, text)
-    with handled(
-        _stop, signal.SIGTERM
-    ):  # the first process of a container ignores it without a handler
+    with stoppable():
         _fetch_data_set(given, data)
         fetch_missing(imported.config, Path(models).resolve(), arguments.published)
     options = {
@@ -200,10 +194,6 @@ def _from_env(arguments: argparse.Namespace) -> int:
         return run.action(argparse.Namespace(**{**vars(arguments), **options, **alone}))
     finally:
         _link_files(output, imported.config.adapter_file.name)
-
-
-def _stop(signum: int, frame: FrameType | None) -> NoReturn:
-    raise StoppedError("stopped while it fetched; the same command resumes")
 
 
 _FILES = {

@@ -1,4 +1,4 @@
-"""The commands of a job's pods: ``fluxtrain agent``, ``rendezvous`` and ``stacks``.
+"""The commands of a job's pods: ``fluxtrain fetch-models``, ``agent``, ``rendezvous`` and ``stacks``.
 
 ``kubectl fluxtrain stacks NAME`` runs the last in the pods of a job: ranks print their stacks into the
 log.
@@ -8,17 +8,44 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import sys
 from pathlib import Path
 
 from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.prepare import fetch_missing, stoppable
 from fluxtrain.contract.process import (
+    ENV_CONFIG,
+    ENV_MODELS,
     LOST_SECONDS,
     METRICS_PORT,
     RENDEZVOUS_PORT,
     TERMINATION_LOG,
     read_places,
 )
+from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_OK
+
+_DAY = 86_400.0
+
+
+def add_fetch_models(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "fetch what the run of this pod misses in its models volume"
+    parser = add_command(commands, "fetch-models", fetch_models, help=text)
+    parser.add_argument(
+        "place", metavar="PLACE", help="where FLUX.1 is, as for fluxtrain fetch --from"
+    )
+
+
+def fetch_models(arguments: argparse.Namespace) -> int:
+    """Fetch the models; of pods with one volume, one does and the others wait."""
+    config = RunConfig.model_validate_json(Path(os.environ[ENV_CONFIG]).read_bytes())
+    models = Path(os.environ[ENV_MODELS])
+    with stoppable():
+        fetch_missing(config, models, arguments.place, wait_seconds=_DAY)
+    print(f"{models} has all that the run names", file=sys.stderr)
+    return EXIT_OK
 
 
 def add_agent(commands: Commands) -> None:

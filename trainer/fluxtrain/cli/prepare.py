@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from getpass import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from fluxtrain.cli.arguments import (
     Commands,
@@ -23,6 +26,7 @@ from fluxtrain.cli.arguments import (
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StoppedError, redacted
+from fluxtrain.runtime.progress import handled
 
 if TYPE_CHECKING:
     from fluxtrain.prepare.encoders import EncoderSource
@@ -76,7 +80,20 @@ def _fetch(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def fetch_missing(config: RunConfig, models: Path, published: str | None) -> None:
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """End what is fetched at SIGTERM, which the first process of a container ignores without a handler."""
+
+    def stop(signum: int, frame: FrameType | None) -> NoReturn:
+        raise StoppedError("stopped while it fetched; the same command resumes")
+
+    with handled(stop, signal.SIGTERM):
+        yield
+
+
+def fetch_missing(
+    config: RunConfig, models: Path, published: str | None, wait_seconds: float = 0.0
+) -> None:
     """Fetch what a run of ``config`` misses below ``models``; DataError for what is not published.
 
     At a terminal it asks once for a token that a licence needs, which only this process keeps.
@@ -85,13 +102,13 @@ def fetch_missing(config: RunConfig, models: Path, published: str | None) -> Non
     from fluxtrain.prepare.encoders import fetch_models
 
     try:
-        missing = fetch_models(config, models, published)
+        missing = fetch_models(config, models, published, wait_seconds)
     except LicenceError as error:
         if os.environ.get("HF_TOKEN") or not sys.stdin.isatty():
             raise
         print(error, file=sys.stderr)
         os.environ["HF_TOKEN"] = getpass("its token, which is not shown or stored: ")
-        missing = fetch_models(config, models, published)
+        missing = fetch_models(config, models, published, wait_seconds)
     if missing:
         place = redacted((published or "FLUX.1's publisher").rstrip("/"))
         text = f"not in {models}: {', '.join(missing)}; {place} has no such files"

@@ -100,6 +100,19 @@ OutputFolder = Annotated[
 ]
 
 
+FetchPlace = Annotated[
+    str,
+    Field(
+        pattern=r"^(hf://[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(@[A-Za-z0-9_.-]+)?|(s3|gs|az|https?)://[^/?#@ ]+|)"
+        r"(/[^?#@]*)?$",
+        min_length=1,
+        max_length=1024,
+        title="hf://ORG/NAME, a folder at s3://, gs://, az:// or https://, or an absolute path, without a "
+        "user or a query",
+    ),
+]
+
+
 class PersistentVolumeClaim(ApiModel):
     """A PersistentVolumeClaim in the job's namespace."""
 
@@ -142,7 +155,7 @@ _VOLUME_KINDS = ("persistentVolumeClaim", "hostPath", "emptyDir")
 class Volume(ApiModel):
     """Exactly one kind of volume."""
 
-    rules: ClassVar = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "",
             f"exactly one of {', '.join(_VOLUME_KINDS)} must be set",
@@ -159,13 +172,33 @@ class Volume(ApiModel):
     """An empty folder that is deleted with the pod."""
 
 
+class ModelsVolume(Volume):
+    """A volume of models, which the job may fill."""
+
+    rules: ClassVar = (
+        *Volume.rules,
+        Rule(
+            "fetch",
+            "must be left out if the claim is readOnly: it writes the models to the volume",
+            lambda it: not (it.fetch and it.look_up("persistentVolumeClaim.readOnly")),
+            "!has(self.fetch) || !has(self.persistentVolumeClaim) || !self.persistentVolumeClaim.readOnly",
+            others=("persistentVolumeClaim",),
+        ),
+    )
+
+    fetch: FetchPlace | None = None
+    """Where an init container fetches the models from that the run misses in the volume, resumed and
+    verified: hf://ORG/NAME[@REVISION], such as hf://black-forest-labs/FLUX.1-dev, a folder at s3://, gs://,
+    az:// or https://, or one in the pod. Tokens come from ``credentials``. If unset, nothing is fetched."""
+
+
 class Storage(ApiModel):
     """Volumes mounted at /data, /models and /output; an emptyDir for each that is not set."""
 
     data: Volume | None = None
     """Mounted at /data, read-only but for prepare and preprocess, and for a data.cache in it: the root of
     relative data paths."""
-    models: Volume | None = None
+    models: ModelsVolume | None = None
     """Mounted at /models, read-only: the root of relative model paths."""
     output: Volume | None = None
     """Mounted at /output: checkpoints, logs and images; if unset, they are lost with the pod."""
@@ -225,6 +258,8 @@ TRAINER = "trainer"
 RESERVED_PREFIXES = ("PET_", "FLUXTRAIN_")
 """Prefixes of the environment variables that the operator sets."""
 _RESERVED_KEYS = (f"{GROUP}/", "app.kubernetes.io/")
+FETCH_CONTAINER = "fetch-models"
+"""The operator's init container that fills the models volume."""
 FLUSH_CONTAINER, FLUSHED_VOLUME = "flush-caches", "flushed"
 """The operator's privileged init container, and the volume that it writes a file into as root."""
 KEY_VOLUME = "rendezvous-key"
@@ -388,9 +423,9 @@ class TemplateInitContainer(OpenModel):
     rules: ClassVar = (
         Rule(
             "name",
-            f"must not be {FLUSH_CONTAINER}: that is the operator's",
-            lambda container: container.name != FLUSH_CONTAINER,
-            f"self.name != '{FLUSH_CONTAINER}'",
+            f"must not be {FLUSH_CONTAINER} or {FETCH_CONTAINER}: those are the operator's",
+            lambda container: container.name not in (FLUSH_CONTAINER, FETCH_CONTAINER),
+            f"self.name != '{FLUSH_CONTAINER}' && self.name != '{FETCH_CONTAINER}'",
         ),
     )
 
