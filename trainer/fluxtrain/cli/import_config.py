@@ -29,6 +29,7 @@ from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.runtime.files import atomic_write
 
 
 def add(commands: Commands) -> None:
@@ -152,6 +153,7 @@ def _from_env(arguments: argparse.Namespace) -> int:
     """Import the environment, fetch what it needs, and run that; print what became of each variable."""
     from fluxtrain.imports.files import file_text, report
     from fluxtrain.imports.variables import FOLDERS, MODELS, import_variables, require_any
+    from fluxtrain.prepare.work import storage_errors
 
     require_any(os.environ)
     given = {name: value for name, value in os.environ.items() if value}
@@ -161,9 +163,9 @@ def _from_env(arguments: argparse.Namespace) -> int:
         raise join_errors(errors)
     name = given.get("OUTPUT_NAME") or _kept_name(output / FILE)
     named = {key: str(Path(given[key]).resolve()) for key in _FILES if key in given}
-    overrides = parse_overrides(arguments.overrides)
-    every = int(given.get("PARAMS_SAVE_EVERY_N_STEPS", "100")) if _is_count(given) else 100
-    overrides = merge({"checkpoint": {"every_steps": every}}, overrides)
+    every = given.get("PARAMS_SAVE_EVERY_N_STEPS", "")
+    interval = {"every_steps": int(every) if every.isdecimal() else 100}
+    overrides = merge({"checkpoint": interval}, parse_overrides(arguments.overrides))
     imported = import_variables({**given, **named, "OUTPUT_NAME": name}, overrides)
     for line in report(imported):
         print(line, file=sys.stderr)
@@ -172,26 +174,18 @@ def _from_env(arguments: argparse.Namespace) -> int:
     if last.exists() and file.exists() and file.read_text(encoding="utf-8") == text:
         print(f"{last}: it is there already; another OUTPUT_PATH or OUTPUT_NAME trains again")
         return EXIT_OK
-    try:
+    with storage_errors(output):
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"$OUTPUT_PATH: {output}: cannot be written ({error.strerror})"
-        ) from None
-    _write(file, text)
+        with atomic_write(file) as partial:
+            partial.write_text(text, encoding="utf-8")
     with stoppable():
         _fetch_data_set(given, data)
         fetch_missing(imported.config, Path(models).resolve(), arguments.published)
-    options = {
-        "file": file,
-        "output": output,
-        "data": data,
-        "models": Path(models),
-        "overrides": [],
-    }
-    alone = {"nodes": None, "rendezvous": None, "node_rank": None, "rendezvous_timeout": None}
+    folders = {"output": output, "data": data, "models": Path(models)}
+    alone = dict.fromkeys(("nodes", "rendezvous", "node_rank", "rendezvous_timeout"))
+    given_here = {**vars(arguments), "file": file, "overrides": []}
     try:
-        return run.action(argparse.Namespace(**{**vars(arguments), **options, **alone}))
+        return run.action(argparse.Namespace(**{**given_here, **folders, **alone}))
     finally:
         _link_files(output, imported.config.adapter_file.name)
 
@@ -216,10 +210,6 @@ def _unusable(given: Mapping[str, str], data: Path) -> Iterator[ConfigError]:
         elif name in given and not Path(given[name]).is_file():
             text = f"there is no such file: mount it there; it is {what}"
             yield ConfigError(f"${name}", given[name], text)
-
-
-def _is_count(given: Mapping[str, str]) -> bool:
-    return given.get("PARAMS_SAVE_EVERY_N_STEPS", "100").isdecimal()  # else the import names it
 
 
 def _kept_name(file: Path) -> str:

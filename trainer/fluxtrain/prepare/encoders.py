@@ -41,6 +41,7 @@ from fluxtrain.runtime.files import atomic_write, exclusive_lock
 from fluxtrain.runtime.progress_bar import ProgressBar
 
 AUTOENCODER = "ae.safetensors"
+_TOKENIZER = "tokenizer_config.json"
 _TEXT_FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
 PATTERNS: Mapping[str, tuple[str, ...]] = {
     "t5": _TEXT_FILES,
@@ -66,6 +67,7 @@ def prepare_encoders(
     """
     with _locked(models, 0.0):
         _prepare(wanted, models, force)
+        _remove_downloads(models)
 
 
 @contextmanager
@@ -86,6 +88,9 @@ def _prepare(wanted: Mapping[str, Sequence[EncoderSource]], models: Path, force:
                 name, folder, models, "; fluxtrain prepare encoders --force collects it anew"
             )
         print(f"{folder}: {text}", file=sys.stderr, flush=True)
+
+
+def _remove_downloads(models: Path) -> None:
     for downloaded in models.glob(".*.download"):
         shutil.rmtree(downloaded)
 
@@ -115,41 +120,51 @@ def fetch_models(
         texts = place if published else parse_source(_SINGLE_FILES, scratch, "--from")
         encoders = config.encoders
         for name, source in (
-            (config.initial_weights, place),
-            (encoders.autoencoder, place),
-            (encoders.t5, texts),
-            (encoders.clip, texts),
-        ):
+            (config.initial_weights, place), (encoders.autoencoder, place),
+            (encoders.t5, texts), (encoders.clip, texts),
+        ):  # fmt: skip
             is_file = name in missing and str(name).endswith(".safetensors")
             if is_file and str(name) != f"autoencoder/{AUTOENCODER}":
-                _fetch_file(source, models / str(name))
-        for tokenizer, folder in ((encoders.t5_tokenizer, "tokenizer_2"),
-                                  (encoders.clip_tokenizer, "tokenizer")):  # fmt: skip
-            if f"{tokenizer}/tokenizer_config.json" in missing:
-                target = models / str(tokenizer)
-                target.mkdir(parents=True, exist_ok=True)
-                place.below(folder).copy(_TEXT_FILES, target)
+                target = models / str(name)
+                names = dict.fromkeys((target.name, _NAMES.get(target.name, target.name)))
+                _fetch_to(target, source, (*names,))
+        tokenizers = {encoders.t5_tokenizer: "tokenizer_2", encoders.clip_tokenizer: "tokenizer"}
+        for tokenizer, folder in tokenizers.items():
+            if f"{tokenizer}/{_TOKENIZER}" in missing:
+                _fetch_to(models / str(tokenizer), place.below(folder), _TEXT_FILES)
         folders = {name.partition("/")[0] for name in missing}
         wanted = {
             name: [place.below(folder) for folder in parts]
             for name, parts in PUBLISHED.items()
             if name in folders
         }
-        _prepare(wanted, models, force=False)
+        for name, places in wanted.items():
+            try:
+                _prepare({name: places}, models, force=False)
+            except NotThereError as error:
+                print(error, file=sys.stderr, flush=True)
+        _remove_downloads(models)
     return missing_models(config, models)
 
 
-def _fetch_file(place: EncoderSource, target: Path) -> None:
-    """Fetch ``target``, if it is there by its own name or the publisher's; it appears when it is whole."""
-    names = (target.name, _NAMES.get(target.name, target.name))
+def _fetch_to(target: Path, place: EncoderSource, patterns: tuple[str, ...]) -> None:
+    """Fetch the file ``target``, by one of its names, or a tokenizer's folder, whose config comes last."""
+    is_file = target.suffix == ".safetensors"
+    last = target.name if is_file else _TOKENIZER
     partial = target.parent / f".{target.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    with suppress(NotThereError):
-        place.copy(names, partial)
-        next(partial / name for name in names if (partial / name).exists()).replace(target)
+    try:
+        place.copy(patterns, partial)
+        if not is_file:
+            target.mkdir(exist_ok=True)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == last):
+            path.replace(target if is_file else target / path.name)
         print(f"{target}: from {place.text}", file=sys.stderr, flush=True)
-    shutil.rmtree(partial)
+    except NotThereError as error:  # in the end all that is missing is told
+        print(error, file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(partial)
 
 
 def _collect(name: str, places: Sequence[EncoderSource], models: Path) -> str:
@@ -415,7 +430,7 @@ def parse_source(text: str, scratch: Path, flag: str) -> EncoderSource:
     if text.endswith((".md5", ".uri")):
         return EncoderSource(text, cache(lambda: _downloaded(text, scratch)))
     if is_url(text):
-        if fault := url_fault(text):
+        if fault := url_fault(f"{text}/"):
             raise ConfigError(flag, text, f"{fault}; allowed: {_ALLOWED}")
         return EncoderSource(text, lambda: StoreFolder(text.rstrip("/"), scratch))
     if not Path(text).is_dir():
