@@ -73,3 +73,14 @@ def test_every_folder_of_tests_is_run() -> None:
         f for f in folders if not any(f"{f}/".startswith(f"{path}/") for path in paths)
     } == set()
     assert {p for p in paths if not any(f"{f}/".startswith(f"{p}/") for f in folders)} == set()
+
+
+def test_the_tests_that_the_page_of_proofs_names_exist() -> None:
+    named = re.findall(r"`((?:\w+/)+\w+\.py)::(test_\w+)`", (ROOT / "docs/proof.md").read_text())
+    assert len(named) > 80
+    missing = [f"{path}::{name}" for path, name in named if f"def {name}(" not in _text_of(path)]
+    assert not missing
+
+
+def _text_of(path: str) -> str:
+    return (ROOT / "tests" / path).read_text()

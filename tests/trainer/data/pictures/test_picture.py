@@ -263,6 +263,23 @@ def test_captions_are_the_text_files_beside_the_pictures(tmp_path: Path) -> None
     assert list_pictures(tmp_path).without_caption == ["c.webp", "below/e.png"]
 
 
+def test_a_suffix_earlier_in_a_path_loses_no_caption(tmp_path: Path) -> None:
+    names = ("photo.png", "photo.png.crop.png", "photo.jpg.webp")
+    texts = {Path(name).with_suffix(".txt").name: f"of {name}" for name in names}
+    folder = tmp_path / "train.png"
+    folder.mkdir()
+    for name, content in {**dict.fromkeys(names, ""), **texts}.items():
+        (folder / name).write_text(content)
+    assert captions(tmp_path) == {f"train.png/{name}": f"of {name}" for name in names}
+
+
+def test_a_picture_with_the_suffix_of_another_kind_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path, a_png=encoded(halves(), "JPEG"), b_jpg=encoded(halves(), "WEBP"))
+    assert sorted(captions(folder)) == ["a.png", "b.jpg"]
+    for name in captions(folder):
+        assert corners(decode((folder / name).read_bytes())) == ("red", "blue")
+
+
 ROWS = [
     {"file_name": "a.png", "text": "an a"},
     {"file_name": "./below/b.jpg", "text": "two\nlines"},
