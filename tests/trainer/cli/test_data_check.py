@@ -107,6 +107,17 @@ def test_captions_that_are_cut_or_not_read_are_named(
     assert f"{title}:\n  d.png: d.txt, d.caption\n" in text
 
 
+def test_a_placeholder_for_a_trigger_word_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "b.txt").write_text("a photo of [trigger] at sea")
+    check(folder)
+    assert (
+        "1 picture with [trigger], which is trained as it stands:\n  b.jpg\n"
+        in capsys.readouterr().out
+    )
+
+
 def test_exit_codes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(folder, "--strict") == 1
     for name in ("g.png", "h.png", "i.heic"):

@@ -402,6 +402,8 @@ def _captions(found: Inspection, length: int, most: int) -> Iterator[str]:
     yield from _named(title, (look.name for look in found.without_caption), most)
     title = f"with captions of more words than the {length} tokens that T5 reads (data.text_length)"
     yield from _named(title, (look.name for look in found.long_captions(length)), most)
+    names = (look.name for look in found.used if "[trigger]" in look.picture.caption)
+    yield from _named("with [trigger], which is trained as it stands", names, most)
     lines = (f"{look.name}: {', '.join(look.texts)}" for look in found.several_texts)
     yield from _named("with several text files, of which one is used", lines, most)
 
@@ -427,8 +429,7 @@ def _text(look: Look) -> str:
 def _named(
     title: str, lines: Iterable[str], most: int, unit: str = "picture", plural: str = ""
 ) -> Iterator[str]:
-    listed = list(lines)
-    if not listed:
+    if not (listed := list(lines)):
         return
     yield f"{_counted(len(listed), unit, plural)} {title}:"
     yield from (f"  {line}" for line in listed[:most])

@@ -97,8 +97,7 @@ class Inspection:
     @property
     def enlarged(self) -> list[Look]:
         """Return the pictures that have fewer pixels than they are trained with, the smallest first."""
-        found = (look for look in self.used if look.scale > 1)
-        return sorted(found, key=lambda look: -look.scale)
+        return sorted((look for look in self.used if look.scale > 1), key=lambda look: -look.scale)
 
     @property
     def much_cropped(self) -> list[Look]:
