@@ -216,6 +216,7 @@ def test_a_data_set_of_one_resolution_is_trained_at_this_one(tmp_path: Path) -> 
 BAD_FILES = {
     "no JSON": ("d.json", "{", "is not JSON ("),
     "no TOML": ("d.toml", "[[datasets", "is not TOML ("),
+    "a path of Windows": ("d.toml", 'image_dir = "E:\\DaVinci"', "string (at line 1, column 18)"),
     "a list": ("d.json", "[]", "the file: got []; must be a table of options"),
     "empty": ("d.toml", "", "datasets: got null; must be a list of at least one table"),
     "no subsets": ("d.json", '{"datasets": [{}]}', "datasets[0].subsets: got null; must be a list"),
