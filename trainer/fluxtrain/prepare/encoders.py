@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.data import is_url, url_fault
 from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.encode.encoders import missing_models
@@ -95,12 +96,18 @@ def _remove_downloads(models: Path) -> None:
         shutil.rmtree(downloaded)
 
 
-BASES = {True: "hf://black-forest-labs/FLUX.1-dev", False: "hf://black-forest-labs/FLUX.1-schnell"}
-"""FLUX.1 as it is published, by whether the model has an input for the guidance."""
+_PUBLISHER = "hf://black-forest-labs/FLUX.1"
+_CONDITIONED = {"kontext": f"{_PUBLISHER}-Kontext-dev", "fill": f"{_PUBLISHER}-Fill-dev"}
 _SINGLE_FILES = "hf://comfyanonymous/flux_text_encoders"
 """The text encoders as ComfyUI and kohya's sd-scripts read them."""
 _NAMES = {"flux_dev.safetensors": "flux1-dev.safetensors", "flux_ae.safetensors": AUTOENCODER}
 """Names that guides give to files of the publisher."""
+
+
+def published_place(model: ModelConfig) -> str:
+    """Return where FLUX.1 is published: with the condition of ``model``, or its input for the guidance."""
+    plain = f"{_PUBLISHER}-{'dev' if model.guidance_embed else 'schnell'}"
+    return _CONDITIONED.get(model.condition, plain)
 
 
 def fetch_models(
@@ -116,7 +123,7 @@ def fetch_models(
         return []
     with _locked(models, wait_seconds):
         missing, scratch = missing_models(config, models), models / ".published.download"
-        place = parse_source(published or BASES[config.model.guidance_embed], scratch, "--from")
+        place = parse_source(published or published_place(config.model), scratch, "--from")
         texts = place if published else parse_source(_SINGLE_FILES, scratch, "--from")
         encoders = config.encoders
         for name, source in (
