@@ -49,8 +49,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: setup ## train examples/openmoji.yaml on this machine; again: resume
 	$(BIN)/fluxtrain prepare openmoji
 	$(BIN)/fluxtrain run examples/openmoji.yaml --output $(OUTPUT)
+	@echo 'Prompts of your own, of these words:' && cat data/openmoji/images/words.txt
+	@echo '$(BIN)/fluxtrain sample $(OUTPUT) --prompt "pink ghost with sunglasses and crown" --output images'
 
-lora: setup ## after make run: train examples/openmoji-lora.yaml, a style, in about three minutes
+lora: setup ## after make run: train examples/openmoji-lora.yaml, a style, in about two minutes
 	$(BIN)/fluxtrain prepare openmoji
 	$(BIN)/fluxtrain run examples/openmoji-lora.yaml
 

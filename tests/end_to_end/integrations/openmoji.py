@@ -17,17 +17,11 @@ from tests.trainer.commands import fluxtrain
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.images import TarImages
 from fluxtrain.encode.codec import save_patch_autoencoder
+from fluxtrain.prepare.figures import choose
 from fluxtrain.prepare.fit_autoencoder import FitSettings, fit_patch_autoencoder
-from fluxtrain.prepare.openmoji import (
-    _draw,
-    _encode,
-    _encode_empty,
-    _svg_folder,
-    _text_encoder,
-    read_catalogue,
-)
+from fluxtrain.prepare.openmoji import _draw, _encode, _encode_empty, _text_encoder
 
-NUM_TRAIN, NUM_VALIDATION = 48, 16
+NUM_ALL, NUM_TRAIN, NUM_VALIDATION = 200, 48, 16
 STEPS = 30
 SHORT = {
     "schedule": {"steps": STEPS, "global_batch_size": 16, "warmup_steps": 10},
@@ -44,15 +38,17 @@ def prepare(folder: Path) -> None:
     """Write the output of `fluxtrain prepare openmoji` to ``folder``, of few images."""
     torch.set_num_threads(1)  # more would wait for each other while pods use the cores
     config = resolve({"preset": "openmoji"})
-    emoji = read_catalogue(_svg_folder())[: NUM_TRAIN + NUM_VALIDATION]
-    parts = {"train": emoji[:NUM_TRAIN], "validation": emoji[NUM_TRAIN:]}
+    chosen = choose(NUM_ALL, NUM_VALIDATION)
+    parts = {"train": chosen["train"][:NUM_TRAIN], "validation": chosen["validation"]}
     images = folder / "images"
     _draw(images, _no_progress, parts, config.data.image_size)
     dataset = TarImages(images / "train")
     pixels = torch.stack([dataset.image(index) for index in range(len(dataset))])
     autoencoder = folder / config.encoders.autoencoder
     autoencoder.parent.mkdir(parents=True)
-    save_patch_autoencoder(autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=4)))
+    save_patch_autoencoder(
+        autoencoder, fit_patch_autoencoder(pixels, FitSettings(steps=4, decoder_steps=4))
+    )
     text = _text_encoder(config)
     folders = {"train": config.data.train, "validation": config.data.validation}
     for part, name in folders.items():

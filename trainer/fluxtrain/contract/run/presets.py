@@ -92,8 +92,8 @@ PRESETS: dict[str, Values] = {
     },
     "openmoji": {
         "model": {
-            "hidden_size": 192,
-            "num_heads": 6,
+            "hidden_size": 128,
+            "num_heads": 4,
             "depth": 2,
             "depth_single_blocks": 4,
             "axes_dim": (8, 12, 12),
@@ -119,11 +119,11 @@ PRESETS: dict[str, Values] = {
         },
         "optim": {"learning_rate": 6e-3},
         "schedule": {
-            "steps": 2200,
+            "steps": 3000,
             "global_batch_size": 32,
             "warmup_steps": 50,
             "decay": "cosine",
-            "decay_fraction": 0.8,
+            "decay_fraction": 0.5,
         },
         "parallel": {"micro_batch_size": 32, "compile": False},  # it would take longer than the run
         "precision": {"compute": "float32"},
