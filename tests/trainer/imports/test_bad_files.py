@@ -16,6 +16,8 @@ BOMB = "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]\n"
 # (name of the file, its text, the line on stderr)
 BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("k.toml", "a = ", "k.toml: invalid TOML: Invalid value"),
+    ("k.toml", 'a = "C:\\Users\\me"', "(at line 1, column 10); write \\ in a path as /"),
+    ("k.toml", 'a = "D:\\me"', "(at line 1, column 10); write \\ in a path as /"),
     ("k.toml", "a = 1\na = 2", "k.toml: invalid TOML: Cannot overwrite a value"),
     ("k.toml", "a = " + "[" * 5000, "k.toml: invalid TOML: "),
     ("k.toml", b"\xff\xfe", "k.toml: not UTF-8 text (byte 0)"),

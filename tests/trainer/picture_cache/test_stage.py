@@ -234,3 +234,19 @@ def test_with_buckets_each_picture_has_the_size_of_its_bucket(paths: RunPaths) -
     out = Encodings.empty(1, dataset.shape.at((2, 6)))
     assert dataset.read(np.array([index]), out, np.array([False])) == [None]
     assert out.mean.shape[2:] == (2, 6)
+
+
+def test_a_full_disk_is_named_by_the_file_of_the_cache(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fluxtrain.data.pictures.dataset.sync", full)
+    run = config(data={"cache": "../shared"})
+    with pytest.raises(OSError, match="No space left") as caught:
+        cache(run, paths, World.alone())
+    named = Path(caught.value.filename)
+    assert named.parent.parent.resolve() == paths.data.parent / "shared"
+    assert named.suffix == ".safetensors"
+    assert not list(named.parent.iterdir()), "no part is left behind"

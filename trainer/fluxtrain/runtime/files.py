@@ -35,8 +35,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     partial.unlink(missing_ok=True)
     with suppress(FileNotFoundError):  # the writer will report that there is no such folder
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
-    yield partial
-    partial.replace(path)
+    with _replacing(path, partial):
+        yield partial
 
 
 @contextmanager
@@ -44,10 +44,22 @@ def atomic_write_by_several(path: Path) -> Iterator[Path]:
     """As `atomic_write`, for a ``path`` that others may replace too: the temporary path is of this call."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        yield partial
-        partial.replace(path)
+        with _replacing(path, partial):
+            yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _replacing(path: Path, partial: Path) -> Iterator[None]:
+    """Replace ``path`` by ``partial``; an error without a name, as of a full disk, gets that of ``path``."""
+    try:
+        yield
+        partial.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(partial)):
+            error.filename = str(path)
+        raise
 
 
 def write_to_disk(path: Path, text: str) -> None:
@@ -244,6 +256,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(f"a key has more than {_MAX_PARTS} parts")
     try:
         return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        hint = "; write \\ in a path as /" if re.match(r"Invalid hex|Unescaped", str(error)) else ""
+        raise ValueError(f"{error}{hint}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
