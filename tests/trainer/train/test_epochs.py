@@ -17,7 +17,7 @@ from fluxtrain.errors import EXIT_USAGE
 from fluxtrain.launch.torchrun import finished_state
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import render
-from fluxtrain.state.run_state import folder_of
+from fluxtrain.state.run_state import changed_decay, folder_of
 
 BATCH = 12
 
@@ -71,6 +71,22 @@ def test_a_complete_run_stays_complete_if_less_is_asked_for(tmp_path: Path) -> N
     for epochs in (3, 1):
         finish(tmp_path, epochs)
         assert max(losses(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(("decay", "told"), [("cosine", True), ("constant", False)])
+def test_a_longer_run_is_told_that_its_learning_rate_decayed_to_another_end(
+    tmp_path: Path, decay: str, told: bool
+) -> None:
+    write_encoded(tmp_path)
+    schedule = {"steps": 2, "decay": decay}
+    config = resolve(merge_all(ENCODED_RUN, {"schedule": schedule}))
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    assert in_process.finish(ranks.train_alone, config, paths) == [0], ranks.output_of(paths)
+    assert changed_decay(config, tmp_path / "checkpoints") == ""
+    longer = resolve(merge_all(ENCODED_RUN, {"schedule": {**schedule, "steps": 4}}))
+    note = changed_decay(longer, tmp_path / "checkpoints")
+    assert note.startswith("spec.run.schedule.steps was 2 and is 4: learning rates decayed") == told
+    assert bool(note) == told
 
 
 def test_a_plan_of_epochs_has_no_time() -> None:
