@@ -401,7 +401,7 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
         double, single = ending(keys.double_mlp), ending(keys.single_mlp)
         mlp = double[0] if double else (single or (0,))[0] - keys.fused * hidden
         values = {
-            "condition": _condition(in_channels, shapes[keys.last][0]),
+            "condition": _condition(in_channels, shapes.get(keys.last, (in_channels,))[0]),
             "in_channels": in_channels,
             "vec_in_dim": shapes[keys.vec][1],
             "context_in_dim": shapes[keys.txt][1],
