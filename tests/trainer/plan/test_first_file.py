@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,9 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell or kontext or fill"),
         (["cats", "--gpu=h100", "--nodes=0"], "--nodes: got 0; must be between 1 and "),
         (["cats", "--output=kept.yaml"], "--output: got 'kept.yaml'; exists already; name anoth"),
+        (["cats", "--output=kept.yaml", "--force"], "it is no FluxTraining"),
+        (["cats", "--output=cats/1.png", "--force"], "it is no FluxTraining"),
+        (["cats", "--gpu=h100", "--trigger= "], "--trigger: got ' '; must be a word, or left out"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -201,6 +205,20 @@ def test_what_is_missing_is_said(
     assert error in capsys.readouterr().err
     assert not (here / "cats.yaml").exists()
     assert (here / "kept.yaml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["yes", "null", "007", "-d", "it's"])
+def test_a_folder_of_any_name_makes_a_file_whose_lines_can_be_copied(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_pictures(here / name, count=1)
+    file = f"{name} file.yaml"
+    assert init(f"--output={file}", "--trigger=ohwx", "--gpu=mi300x", "--", name) == EXIT_OK
+    run = next(line for line in capsys.readouterr().out.splitlines() if "fluxtrain run" in line)
+    assert shlex.split(run)[3] == file
+    schedule = written(file).schedule
+    assert schedule.epochs is not None
+    assert schedule.warmup_steps <= schedule.epochs * 10 / 4
 
 
 TINY: dict[str, Any] = {

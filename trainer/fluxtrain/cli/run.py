@@ -6,8 +6,10 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -377,9 +379,12 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     images = base.images_of(root / given, given)
     name = job_name(arguments.pictures.resolve().name)
     file = arguments.output or Path(f"{name}.yaml")
-    if file.exists() and not arguments.force:
-        text = "exists already; name another one with --output, or replace it with --force"
+    if file.exists() and not (arguments.force and _is_job(file)):
+        text = "exists already; name another one with --output"
+        text += ", or replace it with --force" if _is_job(file) else ": it is no FluxTraining"
         raise ConfigError("--output", str(file), text)
+    if arguments.trigger is not None and not arguments.trigger.strip():
+        raise ConfigError("--trigger", arguments.trigger, "must be a word, or left out")
     machine = _machine(arguments)
     source = run_of_source(images["images"], root, first_file.SIDES[-1])
     config = resolve(merge(source, {**base.run, "data": images}))
@@ -401,6 +406,12 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     for line in _next_steps(arguments, file, name, config):
         print(line)
     return EXIT_OK
+
+
+def _is_job(file: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        return "kind: FluxTraining" in file.read_text(encoding="utf-8")
+    return False
 
 
 def _pictures(arguments: argparse.Namespace) -> tuple[Path, str]:
@@ -438,20 +449,21 @@ def _next_steps(
     from fluxtrain.encode.encoders import missing_models
     from fluxtrain.prepare.encoders import published_place
 
+    given = shlex.quote(str(file))
     data, models = (given_root(arguments, kind) for kind in ("data", "models"))
     if missing_models(config, arguments.models):
         licence = f"the licence of {published_place(config.model).rpartition('/')[2]}"
-        yield f"  fetch  fluxtrain fetch {file}{models}"
+        yield f"  fetch  fluxtrain fetch {given}{models}"
         yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"
     else:
         yield f"  fetch  nothing: all weights are in {arguments.models}"
     page = "http://127.0.0.1:9464"
     if arguments.nodes > 1:
-        yield f"  run    kubectl apply -f {file}, with pictures and weights in the job's volumes"
+        yield f"  run    kubectl apply -f {given}, with pictures and weights in the job's volumes"
         yield f"  look   kubectl port-forward POD_OF_RANK_0 9464, then {page}"
     else:
         output = reference_environment.output(name, os.environ).value
-        yield f"  run    fluxtrain run {file}{data}{models}"
+        yield f"  run    fluxtrain run {given}{data}{models}"
         yield f"  look   {page} while it trains, then {output}/{GALLERY_FILE}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -79,6 +81,8 @@ _RUNGS: list[tuple[str, float, int]] = [
     *(("fp8", 1.0, blocks) for blocks in (0, 16, 32, 57)),
 ]
 _BATCH = 4
+_WARMUP = 50
+"""Steps at most; a short training has a quarter of its own."""
 _LEAST_SAMPLES, _SAMPLES_EACH, _EACH_OF_MANY = 4000, 200, 10
 """Samples of a training: so many of each of a few pictures, at least the first, fewer each of many."""
 SIDES = (1024, 768, 512)
@@ -171,6 +175,7 @@ def first_run(
     repeats = 10 if count < 10 * batch else 1
     epochs = max(1, round(samples / (count * repeats)))
     period = max(50, round(epochs * repeats * count / batch / 200) * 50)
+    warmup = min(_WARMUP, math.ceil(epochs * repeats * count / batch) // 4)
     captions = [look.picture.file.caption for look in found.used]
     prefix = _prefix(captions, trigger)
     run: dict[str, Any] = {
@@ -186,7 +191,7 @@ def first_run(
         "adapter": {"rank": 16, "alpha": 16.0},
         "adapter_file": {"name": name, "every_steps": period},
         "optim": {"learning_rate": 1e-4},
-        "schedule": {"epochs": epochs, "global_batch_size": batch, "warmup_steps": 50},
+        "schedule": {"epochs": epochs, "global_batch_size": batch, "warmup_steps": warmup},
         "parallel": {"micro_batch_size": AUTO},
         "sampling": {
             "every_steps": period,
@@ -281,7 +286,7 @@ def file_text(
         "# Override any field (docs/config.md); `fluxtrain plan FILE` then says whether it still fits.",
         "apiVersion: fluxtrain.dev/v1alpha1",
         "kind: FluxTraining",
-        f"metadata: {{name: {name}}}",
+        f"metadata: {{name: {name if yaml.safe_load(name) == name else json.dumps(name)}}}",
         "spec:",
         f"  nodes: {{min: {machine.nodes}, max: {machine.nodes}}}",
         f"  gpusPerNode: {machine.gpus_per_node}",
