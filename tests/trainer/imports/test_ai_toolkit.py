@@ -132,6 +132,12 @@ RULES: list[tuple[str, dict[str, object], dict[str, object]]] = [
      {"data.variants": None}),
     ("datasets", {**PICTURES, "trigger_word": "ohwx", "num_workers": 1, "prefetch_factor": 2},
      {"data.caption_prefix": "ohwx", "data.num_workers": 1, "data.prefetch": 2}),
+    ("train", {"lr_scheduler": "constant_with_warmup"}, {"schedule.warmup_steps": 1000}),
+    ("train", {"lr_scheduler": "cosine"}, {"schedule.decay": "cosine", "schedule.warmup_steps": 0}),
+    ("train", {"lr_scheduler": "cosine", "lr_scheduler_params": {"num_warmup_steps": 20, "eta_min": 1e-6}},
+     {"schedule.decay": "cosine", "schedule.warmup_steps": 20, "schedule.min_learning_rate": 1e-6}),
+    ("train", {"lr_scheduler": "linear", "lr_scheduler_params": {"start_factor": 1.0, "end_factor": 0}},
+     {"schedule.decay": "linear"}),
 ]  # fmt: skip
 
 
@@ -153,6 +159,8 @@ NO_COUNTERPARTS: list[tuple[str, dict[str, object], str]] = [
     ("network", {"type": "lokr", "lokr_full_rank": False, "linear_alpha": 0}, "network.linear_alpha"),
     ("model", {"quantize": True}, "model.quantize"),
     ("model", {"layer_offloading": True}, "model.layer_offloading"),
+    ("train", {"lr_scheduler": "linear"}, "train.lr_scheduler"),
+    ("train", {"lr_scheduler": "linear", "lr_scheduler_params": {"end_factor": 0.0}}, "train.lr_scheduler"),
     ("train", {"diff_output_preservation": True}, "train.diff_output_preservation"),
     ("datasets", {"dataset_path": "pairs.json"}, "datasets.dataset_path"),
     ("datasets", {"caption_ext": "json"}, "datasets.caption_ext"),

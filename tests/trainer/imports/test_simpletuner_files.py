@@ -63,7 +63,7 @@ def test_a_lokr_of_pictures_with_masks_has_the_values_of_its_files(tmp_path: Pat
     assert (data.image_size, config.schedule.epochs) == (1024, 20)
     missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert missing == {
-        *("backends", "backend.is_regularisation_data"),
+        *("lr_scheduler", "backends", "backend.is_regularisation_data"),
         *("validation_resolution", "validation_seed", "validation_negative_prompt"),
     }
     inert = {line.option for line in found.lines[Disposition.IGNORED]}

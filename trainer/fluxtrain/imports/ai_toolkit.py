@@ -289,7 +289,17 @@ _TRAIN: Mapping[str, Option] = {
     ),
     "train.lr_scheduler": fields(["schedule.decay"], values.schedule, "constant"),
     "train.lr_scheduler_params.num_warmup_steps": fields(
-        ["schedule.warmup_steps"], values.warmup, 0, "with constant_with_warmup"
+        ["schedule.warmup_steps"],
+        values.warmup,
+        1000,
+        "with constant_with_warmup; cosine has 0 if it is not given",
+    ),
+    "train.lr_scheduler_params.eta_min": fields(
+        ["schedule.min_learning_rate"], values.lowest_rate, 0.0, "with cosine"
+    ),
+    **each(
+        "train.lr_scheduler_params.start_factor train.lr_scheduler_params.end_factor",
+        automatic("is part of train.lr_scheduler"),
     ),
     "train.max_grad_norm": fields(
         ["optim.max_grad_norm"], common.no_clipping_at_zero, 1.0, "0: none"

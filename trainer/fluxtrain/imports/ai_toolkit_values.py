@@ -21,6 +21,7 @@ MORE_PROCESSES, MORE_DATASETS = "process[1]", "datasets[1]"
 REGULARISATION, SAMPLES = "datasets.is_reg", "sample.samples"
 OFFLOADED = "model.layer_offloading_transformer_percent"
 _FLOAT8 = ("qfloat8", "float8")
+_SCHEDULER, _PARAMS = "train.lr_scheduler", "train.lr_scheduler_params"
 _DIMENSION = ("network.rank", "network.linear")
 _RANK = 4
 """The rank if none is given."""
@@ -306,14 +307,35 @@ def schedule(reading: Reading, name: str) -> Values:
     known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
     known |= {"cosine": "cosine"}
     why = "ai-toolkit's constant, constant_with_warmup, cosine and linear have counterparts"
-    return {"schedule.decay": reading.among(name, known, why)}
+    decay = reading.among(name, known, why)
+    factors = [f"{_PARAMS}.start_factor", f"{_PARAMS}.end_factor"]
+    if decay == "linear" and [reading.has(it) and reading.number(it) for it in factors] != [1, 0]:
+        raise NoCounterpartError(
+            "torch's LinearLR rises there, from start_factor, 1/3, to end_factor, 1, unless they are 1 and 0"
+        )
+    return {"schedule.decay": decay}
 
 
 def warmup(reading: Reading, name: str) -> Values:
-    """Return the steps of the warm-up, which constant_with_warmup has."""
-    if reading.word("train.lr_scheduler") != "constant_with_warmup":
-        raise IgnoredError("only constant_with_warmup uses it")
+    """Return the steps of the warm-up, which constant_with_warmup and cosine have."""
+    schedule = reading.word(_SCHEDULER)
+    if schedule == "cosine":
+        if name not in reading.given:
+            reading.notes[name] = "cosine has none there if it is not given"
+            return {"schedule.warmup_steps": 0}
+        reading.notes[name] = (
+            "the decay ends with the last step here, and so many steps later there"
+        )
+    elif schedule != "constant_with_warmup":
+        raise IgnoredError("only constant_with_warmup and cosine use it")
     return {"schedule.warmup_steps": reading.whole(name)}
+
+
+def lowest_rate(reading: Reading, name: str) -> Values:
+    """Return the learning rate at the end of cosine."""
+    if reading.word(_SCHEDULER) != "cosine":
+        raise IgnoredError("only cosine uses it")
+    return {"schedule.min_learning_rate": reading.number(name)}
 
 
 def timesteps(reading: Reading, name: str) -> Values:

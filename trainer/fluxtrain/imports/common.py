@@ -55,6 +55,17 @@ def lycoris_kind(reading: Reading, option: str) -> str | None:
     return _ALGORITHMS.get(reading.word(option) if reading.has(option) else "lora")
 
 
+def launched(reading: Reading, name: str) -> Values:
+    """Return nothing; ConfigError unless as many processes are started here as the option says."""
+    if (count := reading.positive(name)) != reading.processes:
+        text = (
+            f"must be the number of GPUs, --gpus, which is {reading.processes}: give --gpus {count}"
+        )
+        raise reading.wrong(name, text)
+    reading.notes[name] = "is part of schedule.global_batch_size"
+    return {}
+
+
 def encoder(field: str, tokenizer: str) -> Convert:
     """Return the conversion of the path of a text encoder; FLUX.1's repository has the ``tokenizer``."""
 

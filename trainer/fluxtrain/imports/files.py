@@ -325,7 +325,10 @@ def _command(text: str, path: Path) -> dict[str, object]:
         raise _refused(path, f"{text}; must be {_TRAINERS}, or kohya's command")
     if len(commands) > 1:
         raise _refused(path, f"has {len(commands)} commands; leave one")
-    options = _arguments(re.split(_KOHYAS, commands[0])[-1], path)
+    launch, *_, arguments = re.split(rf"(?:{_KOHYAS})", commands[0])
+    options = _arguments(arguments, path)
+    if launched := re.search(r"--num_processes[\s=]+(\d+)", launch):
+        options["num_processes"] = launched[1]
     if others := sorted(options.keys() & _OF_DIFFUSERS):
         text = (
             f"is a command of another program of that name, with --{others[0]}; must be {_TRAINERS}"
@@ -395,6 +398,7 @@ _VARIABLES = {
     "MINIMUM_RESOLUTION": "minimum_image_size",
     "PUSH_CHECKPOINTS": "push_checkpoints_to_hub",
     "MAX_NUM_STEPS": "max_train_steps",
+    "TRAINING_NUM_PROCESSES": "num_processes",
     "NUM_EPOCHS": "num_train_epochs",
     "CHECKPOINTING_LIMIT": "checkpoints_total_limit",
     "HUB_MODEL_NAME": "hub_model_id",
@@ -410,7 +414,7 @@ _FAMILIES = (
 """Older variables that choose a model."""
 _LONGEST_VARIABLE = 1 << 16
 _OF_SHELL = re.compile(
-    r"(TRAINING_NUM|TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|ENV"
+    r"(TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|TRAINING_NUM_MACHINES|ENV"
 )
 
 

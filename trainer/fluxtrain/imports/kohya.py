@@ -366,7 +366,7 @@ _NETWORK: Mapping[str, Option] = {
         ["adapter.rank_dropout"], values.of_lora("adapter.rank_dropout", Reading.number)
     ),
     "network_args.module_dropout": field_option("adapter.module_dropout", Reading.number),
-    "network_args.dropout": ignored("network_dropout is read"),
+    "network_args.dropout": fields([], values.dropout_argument, note="of LyCORIS alone"),
     values.LORA_PLUS: fields([values.ALL_UP, values.UP], values.up_of_all),
     values.LORA_PLUS_UNET: fields(
         [values.ALL_UP, values.UP],
@@ -527,6 +527,7 @@ _MACHINE: Mapping[str, Option] = {
         "sdpa xformers mem_eff_attn flash_attn split_attn", automatic("parallel.attention: auto")
     ),
     "torch_compile": field_option("parallel.compile", Reading.flag),
+    "num_processes": fields([], common.launched, note="a command's; must be --gpus"),
     "split_mode": automatic("saves memory, as parallel.offload_blocks does"),
     "dynamo_backend": automatic("torch's inductor"),
     **each(

@@ -97,6 +97,15 @@ def of_lora(path: str, read: Callable[[Reading, str], object]) -> Convert:
     return only
 
 
+def dropout_argument(reading: Reading, name: str) -> Values:
+    """Return nothing: networks.lora_flux ignores it, and LyCORIS' is of its update."""
+    if not _is_lycoris(reading):
+        raise IgnoredError("network_dropout is read")
+    if reading.number(name):
+        raise NoCounterpartError("adapter.module_dropout comes close")
+    return {}
+
+
 def _is_lycoris(reading: Reading) -> bool:
     return reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
 

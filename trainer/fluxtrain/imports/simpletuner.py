@@ -270,6 +270,7 @@ _OPTIMIZER: Mapping[str, Option] = {
     "lr_scheduler": fields(
         ["schedule.decay", "schedule.min_learning_rate"], values.schedule, "constant_with_warmup"
     ),
+    "num_processes": fields([], common.launched, note="TRAINING_NUM_PROCESSES; must be --gpus"),
     "lr_warmup_steps": fields(["schedule.warmup_steps"], values.warmup, 0),
     "lr_end": fields(["schedule.min_learning_rate"], values.lr_end, 4e-7, "with polynomial"),
     **each("lr_scale lr_scale_sqrt", missing("learning_rate is used as it is")),

@@ -196,8 +196,10 @@ def clipping(reading: Reading, name: str) -> Values:
 def schedule(reading: Reading, name: str) -> Values:
     """Return the learning rate's schedule; constant has a warm-up there only by its name."""
     known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
-    known |= {"cosine": "cosine", "polynomial": "polynomial"}
-    why = "constant, constant_with_warmup, linear, cosine and polynomial have counterparts"
+    known |= {"polynomial": "polynomial"}
+    why = "constant, constant_with_warmup, linear and polynomial have counterparts"
+    if reading.word(name) == "cosine":
+        why = "SimpleTuner's cosine falls to lr_end and starts anew after each lr_warmup_steps"
     values: dict[str, object] = {"schedule.decay": reading.among(name, known, why)}
     if values["schedule.decay"] == "polynomial":
         values["schedule.min_learning_rate"] = reading.number("lr_end")

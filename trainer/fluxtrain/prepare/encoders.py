@@ -27,8 +27,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, cast
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.data import is_url, url_fault
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.encode.encoders import missing_models
 from fluxtrain.encode.files import Kind, check_text_folder
