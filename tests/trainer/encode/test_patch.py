@@ -1,5 +1,6 @@
 """The patch autoencoder: shapes, fitting, saving, and refused files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fluxtrain.prepare.fit_autoencoder import (
     to_images,
 )
 
-FEW_STEPS = FitSettings(steps=12, batch_size=8)
+FEW_STEPS = FitSettings(steps=12, decoder_steps=0, batch_size=8)
 
 
 def discs(count: int = 24, side: int = 64) -> torch.Tensor:
@@ -121,3 +122,17 @@ def test_anything_but_a_patch_autoencoder_is_an_error(tmp_path: Path, content: b
     path.write_bytes(content)
     with pytest.raises(DataError, match="does not hold a patch autoencoder"):
         load_patch_autoencoder(path)
+
+
+def test_fitting_the_decoder_alone_keeps_encodings_and_evens_noisy_latents() -> None:
+    pixels = discs()
+    images = to_images(pixels)
+    before = fit_patch_autoencoder(pixels, FEW_STEPS)
+    after = fit_patch_autoencoder(pixels, replace(FEW_STEPS, decoder_steps=12))
+    latents, same = (each.encode(images)[0] for each in (before, after))
+    assert torch.equal(latents, same)
+    noise = 0.5 * torch.randn(latents.shape, generator=torch.Generator().manual_seed(2))
+    errors = [
+        (each.decode(latents + noise) - images).square().mean().item() for each in (before, after)
+    ]
+    assert errors[1] < errors[0]

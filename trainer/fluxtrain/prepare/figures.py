@@ -8,6 +8,7 @@ places are in units of OpenMoji's 72 x 72 view box.
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import random
 import xml.etree.ElementTree as ET
@@ -78,7 +79,7 @@ BODIES: Mapping[str, Body] = {
     "apple": Body(
         "1F34E", (36, 41, 0.82), (36, 22), shaded=(3,), kept=(4,), scale=1.05, shift=(0, 3)
     ),
-    "pear": Body("1F350", (31, 43, 0.78), (26, 19), shaded=(2,), outlined=(1,), lines=(2,)),
+    "pear": Body("1F350", (43, 44, 0.7), (28, 20), shaded=(2,), outlined=(1,), lines=(2,)),
     "cloud": Body("2601", (36, 39, 0.74), (36, 20), scale=1.08, shift=(0, 4)),
     "ghost": Body(
         "1F47B", (36.5, 30, 0.62), (36.5, 14), shaded=(4,), lines=(2,), scale=1.1, shift=(0, 3)
@@ -221,6 +222,11 @@ def words() -> str:
     """Return the words of the captions, a line for each of their parts."""
     tables = {"colours": COLOURS, "bodies": BODIES, "faces": FACES, "hats": HATS}
     return "".join(f"{name + ':':9}{', '.join(table)}\n" for name, table in tables.items())
+
+
+def tables_digest() -> str:
+    """Return a digest of all that figures are made of, for caches of their pictures."""
+    return hashlib.sha256(repr((COLOURS, BODIES, FACES, HATS)).encode()).hexdigest()
 
 
 def svg_folder() -> Path:

@@ -64,7 +64,7 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     image_settings: Settings = {
         **sources,
         "image_size": config.data.image_size,
-        "figures": [NUM_TRAIN, NUM_VALIDATION, NUM_IN_STYLE],
+        "figures": [NUM_TRAIN, NUM_VALIDATION, NUM_IN_STYLE, figures.tables_digest()],
     }
     autoencoder_settings: Settings = {
         **image_settings,
