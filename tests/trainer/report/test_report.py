@@ -286,6 +286,27 @@ def test_the_only_point_of_a_loss_curve_is_drawn() -> None:
     pyplot.close(figure)
 
 
+@pytest.mark.parametrize("values", [(0.9, 0.5), (0.6, 0.58), (3.0, 0.4), (50.0, 0.1)])
+def test_a_loss_curve_has_plain_numbers_inside_its_frame(values: tuple[float, float]) -> None:
+    figure, axes = pyplot.subplots()
+    records = [{"samples": 32 * at, "eval_loss": loss} for at, loss in enumerate(values)]
+    draw_losses(axes, records, None, None)
+    figure.canvas.draw()
+    low, high = axes.get_ylim()
+    shown = [
+        label.get_text()
+        for label in axes.get_yticklabels(which="both")
+        if low <= label.get_position()[1] <= high and label.get_text()
+    ]
+    assert len(shown) >= 2
+    assert all(0 < float(text) < 100 for text in shown), shown
+    (value,) = axes.texts
+    frame, place = axes.get_window_extent(), value.get_window_extent()
+    assert frame.x0 <= place.x0
+    assert place.x1 <= frame.x1
+    pyplot.close(figure)
+
+
 def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:
     records = [{"step": s, "samples": s * 32, "train_loss": 2.0 / s} for s in range(1, 50)]
     records.append({"step": 49, "samples": 1568, "eval_loss": 0.4})

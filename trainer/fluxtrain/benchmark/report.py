@@ -215,6 +215,7 @@ def save_plot(
     _finish(axes[1], batches, "micro batch per rank", "memory of rank 0, GiB")
     if studies:
         _draw_scaling(axes[2], studies)
+    figure.suptitle(f"Benchmark {path.absolute().parent.name}", parse_math=False)
     with atomic_write_by_several(path) as partial:
         figure.savefig(partial, format="png", bbox_inches="tight")
         pyplot.close(figure)

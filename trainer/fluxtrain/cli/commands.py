@@ -38,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
         data.add_convert,
         run.add_plan,
         sample.add,
+        sample.add_gallery,
         weights.add_export,
         weights.add_import,
         import_config.add,

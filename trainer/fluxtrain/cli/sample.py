@@ -1,9 +1,10 @@
-"""``fluxtrain sample WEIGHTS``: generate images of prompts with a run's or published weights."""
+"""``fluxtrain sample WEIGHTS`` and ``fluxtrain gallery RUN...``: images of prompts, and the page of runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 from fluxtrain.cli.arguments import (
@@ -124,3 +125,26 @@ def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
     for section, fields in _OF_THE_RUN.items():
         kept[section] = {field: config[section][field] for field in fields}
     return kept
+
+
+def add_gallery(commands: Commands) -> None:
+    """Add the command's parser."""
+    parser = add_command(
+        commands,
+        "gallery",
+        _gallery,
+        help="write a page of runs side by side",
+        description="Write one page: curves, newest samples and settings of runs side by side.",
+    )
+    text = "output folder of a run, also of one that goes on"
+    parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help=text)
+    text = "file to write (default: gallery.html here)"
+    parser.add_argument("--output", type=path, default=Path("gallery.html"), help=text)
+
+
+def _gallery(arguments: argparse.Namespace) -> int:
+    from fluxtrain.report.gallery import compare_runs
+
+    compare_runs(arguments.runs, arguments.output)
+    print(f"page: {arguments.output}")
+    return EXIT_OK

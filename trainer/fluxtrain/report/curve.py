@@ -26,6 +26,7 @@ def save_loss_curve(
     """
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120)
     draw_losses(axes, records, target, band)
+    axes.set_title(f"Loss of {path.absolute().parent.name}", parse_math=False)
     with atomic_write_by_several(path) as partial:
         figure.savefig(partial, format="png", bbox_inches="tight")
         pyplot.close(figure)
@@ -43,7 +44,9 @@ def draw_losses(
         axes.plot(*smooth, marker=marker, color="C0", label="training, smoothed")
     if evals:
         axes.plot(*zip(*evals, strict=True), "o-", color="C3", markersize=4, label="evaluation")
-        axes.annotate(f"{evals[-1][1]:.4f}", evals[-1], textcoords="offset points", xytext=(4, 6))
+        text, above = f"{evals[-1][1]:.4f}", (0, 6)
+        place = evals[-1]  # at the right end: the text goes to the left, inside the frame
+        axes.annotate(text, place, textcoords="offset points", xytext=above, ha="right")
     if target is not None:
         axes.axhline(target, color="C2", linestyle="--", linewidth=1, label=f"target {target}")
     if band is not None:
@@ -51,5 +54,13 @@ def draw_losses(
         axes.axvspan(*band, color="C2", alpha=0.15, linewidth=0, label=label)
     axes.set(xlabel="training samples", ylabel="velocity loss")
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(_plain)
+    low, high = axes.get_ylim()
+    if high < 10 * low:  # powers of ten alone would be one number or none
+        axes.yaxis.set_minor_formatter(_plain)
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
+
+
+def _plain(value: float, _: object) -> str:
+    return f"{value:g}"

@@ -16,8 +16,8 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.rendezvous.http_server import STATUS_BOUNDS, Handler, Server, host_port
-from fluxtrain.report.gallery import PAGE_HEADERS, progress_page
 from fluxtrain.report.metrics import Metrics
+from fluxtrain.report.page import PAGE_HEADERS, progress_page
 from fluxtrain.report.progress import node_report, write_progress
 from fluxtrain.runtime.progress import Progress
 
@@ -33,6 +33,7 @@ class Endpoint:
         self._world_stack = world.exit_stack
         self._title = paths.output.name
         self._page: Callable[[Mapping[str, Any]], str] | None = None
+        self._file: File = _no_file
         self.progress.update(
             rank=world.rank,
             numNodes=world.num_nodes,
@@ -42,14 +43,19 @@ class Endpoint:
 
     def start(self, stack: ExitStack) -> None:
         """Serve until all ranks are done; write the progress for the agent when ``stack`` is closed."""
-        stop = serve(self.metrics.registry, self.progress, self._address, self._port, self._html)
+        stop = serve(
+            self.metrics.registry, self.progress, self._address, self._port, self._html, self._read
+        )
         if stop is not None:
             self._world_stack.callback(stop)
         stack.callback(write_progress, self.progress)
 
-    def show(self, page: Callable[[Mapping[str, Any]], str]) -> None:
-        """Serve at / what ``page`` returns for the values of /progress, from now on."""
-        self._page = page
+    def show(self, page: Callable[[Mapping[str, Any]], str], file: File) -> None:
+        """Serve at / what ``page`` returns for the values of /progress, and its pictures, from now on."""
+        self._page, self._file = page, file
+
+    def _read(self, name: str) -> bytes | None:
+        return self._file(name)
 
     def _html(self) -> str:
         page = self._page or partial(progress_page, self._title)
@@ -69,6 +75,14 @@ class Endpoint:
         self.set_phase(before)
 
 
+File = Callable[[str], bytes | None]
+"""Returns the PNG file of a page's picture by its address; None if there is none."""
+
+
+def _no_file(name: str) -> None:
+    return None
+
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -78,18 +92,19 @@ def serve(
     address: str,
     port: int | None,
     page: Callable[[], str] | None = None,
+    file: File = _no_file,
 ) -> Callable[[], None] | None:
     """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
 
-    At / is what ``page`` returns, or a page with the progress. A pod's port is on the loopback address too,
-    which ``kubectl port-forward`` connects to, unless somebody else has it.
+    At / is what ``page`` returns, or a page with the progress; ``file`` returns its pictures. A pod's port is
+    on the loopback address too, which ``kubectl port-forward`` connects to, unless somebody else has it.
 
     ``port`` None means METRICS_PORT, or a free port if that is in use. Sets "port" of ``progress``. Raises
     ConfigError if the requested port is in use.
     """
     if port == 0:
         return None
-    handler = _handler(registry, progress, page)
+    handler = _handler(registry, progress, page, file)
     server = _bind(handler, address, port)
     bound = server.server_address[1]
     progress.update(port=bound)
@@ -125,7 +140,10 @@ def _bind(handler: type[Handler], address: str, port: int | None) -> Server:
 
 
 def _handler(
-    registry: CollectorRegistry, progress: Progress, page: Callable[[], str] | None
+    registry: CollectorRegistry,
+    progress: Progress,
+    page: Callable[[], str] | None,
+    file: File,
 ) -> type[Handler]:
     def html() -> bytes:
         text = progress_page("fluxtrain", progress.read()) if page is None else page()
@@ -142,6 +160,8 @@ def _handler(
                 self.respond(200, b"ok\n", "text/plain")
             elif self.path == "/":
                 self.respond(200, html(), "text/html; charset=utf-8", PAGE_HEADERS)
+            elif (picture := file(self.path[1:])) is not None:
+                self.respond(200, picture, "image/png", PAGE_HEADERS)
             else:
                 self.send_error(404)
 

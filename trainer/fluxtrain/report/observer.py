@@ -115,7 +115,7 @@ class Observer:
         log = open_log(*own, run, fence, shares, saved_step, lengths, *events)
         if log is not None:
             self._logs = RunLogs(self.config, shares, self.paths, run, self._closing, fence, log)
-            self._endpoint.show(self._logs.page.live)
+            self._endpoint.show(self._logs.page.live, self._logs.page.file)
             records = read_records(self.paths.output / METRICS_FILE)
             self._convergence = Convergence(
                 self.config, records, self.metrics, self.progress, log.band
