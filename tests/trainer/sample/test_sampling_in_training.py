@@ -163,14 +163,15 @@ def page_at(address: str) -> str:
 
 def test_the_page_of_a_run_is_at_its_port(root: Path, tmp_path: Path) -> None:
     pages, write = list[str](), GridSampler.write
+    awaited = iter([("2 of 4", 1), ("<img ", 4)])
 
     def look(sampler: GridSampler, *arguments: Any) -> bool:
         address = f"http://127.0.0.1:{sampler.world.progress.read()['port']}/"
-        deadline = time.monotonic() + 30
-        pages.append(page_at(address))  # a thread makes it, at most once in two seconds
-        while len(pages) == 2 and pages[1].count("<img ") < 4 and time.monotonic() < deadline:
+        # a thread takes the records and images, and the page is made at most once in two seconds
+        (text, times), deadline = next(awaited), time.monotonic() + 120
+        while (page := page_at(address)).count(text) < times and time.monotonic() < deadline:
             time.sleep(0.2)
-            pages[1] = page_at(address)
+        pages.append(page)
         return write(sampler, *arguments)
 
     with mock.patch.object(GridSampler, "write", look):
