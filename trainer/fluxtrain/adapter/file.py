@@ -94,6 +94,27 @@ from fluxtrain.runtime.safetensors import (
 Layout = AdapterLayout
 LAYOUTS: tuple[Layout, ...] = get_args(AdapterLayout)
 
+_READERS: dict[Layout, str] = {
+    "kohya": "ComfyUI, Forge, InvokeAI and diffusers",
+    "diffusers": "diffusers, peft, ComfyUI, Forge and InvokeAI",
+    "ai-toolkit": "diffusers, ComfyUI, Forge and InvokeAI",
+    "bfl": "ComfyUI, Forge and InvokeAI, not diffusers",
+}
+
+
+def readers(adapter: Adapter, layout: Layout) -> str:
+    """Return the programs that read ``adapter`` as it was trained in ``layout``."""
+    if len(low_rank(adapter)) < len(adapter):
+        return "ComfyUI, not diffusers, which has no LyCORIS' products and differences"
+    if not is_dora(adapter):
+        return _READERS[layout]
+    if layout == "diffusers":
+        return "diffusers and peft; merge its magnitudes (DoRA) for others"
+    return (
+        "LyCORIS' tools, not diffusers (--to diffusers is); merge its magnitudes (DoRA) for others"
+    )
+
+
 DORA_LAYOUTS: tuple[Layout, ...] = ("kohya", "diffusers", "bfl")
 """Layouts that have magnitudes."""
 PRODUCT_LAYOUTS: tuple[Layout, ...] = ("kohya", "bfl")

@@ -44,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         import_config.add,
         import_config.add_from_env,
         weights.add,
+        weights.add_push,
         mlperf.add_mlperf,
     )
     for add in (*user, pods.add_fetch_models, pods.add_agent, pods.add_rendezvous, pods.add_stacks):

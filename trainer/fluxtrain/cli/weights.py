@@ -1,4 +1,4 @@
-"""``fluxtrain export``: write a run's weights in a published layout, and verify them."""
+"""``fluxtrain export``, ``import``, ``adapter`` and ``push``: weights and LoRA files for other tools."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _write(
     source: AdapterFile | None,
     is_dev: bool | None = None,
 ) -> int:
-    from fluxtrain.adapter.file import DTYPES, kept, write_adapter
+    from fluxtrain.adapter.file import DTYPES, kept, readers, write_adapter
 
     is_file = source is not None and source.path.is_file()
     own = {dtype: name for name, dtype in DTYPES.items()}
@@ -245,6 +245,7 @@ def _write(
         given = {key: value for key, value in given.items() if "ss_network_" not in key}
     size = write_adapter(arguments.output, adapter, arguments.to, DTYPES[name], given, is_dev)
     print(f"{arguments.output}: {len(adapter)} layers, {arguments.to}, {name}, {size:,} bytes")
+    print(f"read by {readers(adapter, arguments.to)}")
     return EXIT_OK
 
 
@@ -273,3 +274,39 @@ def _require(option: str, value: str, allowed: object) -> None:
 def _print_ignored(file: AdapterFile) -> None:
     if file.left_out:
         print(f"{file.path}: {file.left_out} are left out")
+
+
+def add_push(commands: Commands) -> None:
+    """Add the command's parser."""
+    long = (
+        "Publish the LoRA of a run at the Hugging Face Hub: private, with samples and a model card."
+    )
+    parser = add_command(
+        commands, "push", _push, help="publish a run's LoRA at the Hub", description=long
+    )
+    parser.add_argument("run", type=path, metavar="RUN", help="output folder of the run")
+    parser.add_argument("repo", metavar="REPO", help="OWNER/NAME at the Hub, made if it is missing")
+    text = "let all see it (default: only you)"
+    parser.add_argument("--public", action="store_true", help=text)
+    text = "word that makes its pictures (default: data.caption_prefix)"
+    parser.add_argument("--trigger", metavar="WORD", help=text)
+    text = "write the card to RUN/README.md to look at, and send nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from fluxtrain.adapter.publish import CARD_FILE, Publication, push
+    from fluxtrain.runtime.files import atomic_write_by_several
+
+    run = arguments.run
+    found = Publication.of(run)
+    card = found.card(arguments.repo, arguments.trigger)
+    if arguments.dry_run:
+        with atomic_write_by_several(run / CARD_FILE) as partial:
+            partial.write_text(card, encoding="utf-8")
+        names = ", ".join([CARD_FILE, *found.files()])
+        print(f"{run / CARD_FILE}: the card; nothing was sent. Without --dry-run: {names}")
+        return EXIT_OK
+    address = push(found.files(), card, arguments.repo, arguments.public)
+    print(f"{address}: {found.file}, {len(found.images)} samples and the card")
+    return EXIT_OK
