@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_file_without_a_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("many\n")
-    with pytest.raises(StorageError, match="not a micro_batch_size"):
+    with pytest.raises(StorageError, match="not a micro_batch_size; remove it"):
         settle_micro_batch_of(World.alone(), MICRO_AUTO, tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_another_number_than_the_drawn_one_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", str(LARGEST_SEED + 1), "1" * 5000])
 def test_a_file_that_holds_no_seed_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "seed").write_text(text)
-    with pytest.raises(StorageError, match="not a seed"):
+    with pytest.raises(StorageError, match="not a seed; remove it"):
         settled_seed(tmp_path)
 
 

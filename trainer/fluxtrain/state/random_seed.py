@@ -46,7 +46,8 @@ def settled_seed(output: Path) -> int:
     A run that was started with a number as its seed has it in its checkpoints. Raises StorageError.
     """
     path = output / SEED_FILE
-    seed, source = kept_number(path, LARGEST_SEED), f"of {path}"
+    remedy = "remove it to take the newest checkpoint's seed, or to draw one without a checkpoint"
+    seed, source = kept_number(path, LARGEST_SEED, remedy), f"of {path}"
     if seed is None:
         seed, source = _of_checkpoint(output), "of the newest checkpoint"
     if seed is None:
@@ -56,8 +57,11 @@ def settled_seed(output: Path) -> int:
     return seed
 
 
-def kept_number(path: Path, most: int) -> int | None:
-    """Return the number in ``path``, None without the file; StorageError if it is none, or above ``most``."""
+def kept_number(path: Path, most: int, remedy: str) -> int | None:
+    """Return the number in ``path``, None without the file.
+
+    Raises StorageError, with the ``remedy``, if it is none, or above ``most``.
+    """
     try:
         text = path.read_text(errors="replace", encoding="utf-8").strip()
     except FileNotFoundError:
@@ -66,9 +70,7 @@ def kept_number(path: Path, most: int) -> int | None:
         raise _inaccessible(path, error) from None
     is_short = len(text) <= len(str(most))  # int() refuses thousands of digits
     if not (is_short and text.isascii() and text.isdecimal() and int(text) <= most):
-        raise StorageError(
-            f"{path}: not a {path.name}; write the one of the run's mlperf.log there"
-        )
+        raise StorageError(f"{path}: not a {path.name}; {remedy}")
     return int(text)
 
 

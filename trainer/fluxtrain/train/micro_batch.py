@@ -107,7 +107,7 @@ def settle_micro_batch_of(world: World, config: RunConfig, output: Path) -> RunC
 
     def settled() -> int:
         path = output / FILE
-        kept = kept_number(path, _MOST_SAMPLES)
+        kept = kept_number(path, _MOST_SAMPLES, "remove it, and the GPUs' memory decides anew")
         found = settle_micro_batch(sized, world.size, world.local_size, room, kept)
         number = found.parallel.most_samples
         if number != kept:
