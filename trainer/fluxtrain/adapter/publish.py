@@ -79,7 +79,8 @@ class Publication:
         """Return the name of the base model at the Hub."""
         if not self.config.model.guidance_embed:
             return f"{_PUBLISHER}/{_OPEN}"
-        name = Path(self.config.initial_weights or "").name.lower()
+        names = self.config.model.condition, Path(self.config.initial_weights or "").name
+        name = "-".join(names).lower()
         return f"{_PUBLISHER}/{next((to for word, to in _OTHERS.items() if word in name), _DEV)}"
 
     def files(self) -> dict[str, Path]:

@@ -119,7 +119,7 @@ PRESETS: dict[str, Values] = {
         },
         "optim": {"learning_rate": 6e-3},
         "schedule": {
-            "steps": 3000,
+            "steps": 5000,
             "global_batch_size": 32,
             "warmup_steps": 50,
             "decay": "cosine",
