@@ -226,3 +226,31 @@ def test_pefts_own_file_has_alpha_beside_it(tmp_path: Path) -> None:
             delta: Tensor = scale * (updated - WEIGHTS[name])
             assert torch.allclose(adapter[name.removesuffix(".weight")].delta(), delta, atol=1e-5)
     assert set(SHAPES) > set(file.updated)
+
+
+def test_layers_of_blocks_that_flux_does_not_have_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "deep.safetensors"
+    names = ("lora_unet_double_blocks_18_img_attn_qkv", "lora_unet_double_blocks_19_img_attn_qkv")
+    names += ("lora_unet_single_blocks_38_linear2",)
+    ends = {"lora_down.weight": (2, 64), "lora_up.weight": (192, 2)}
+    save_file(
+        {f"{name}.{end}": torch.ones(each) for name in names for end, each in ends.items()}, source
+    )
+    assert main(["adapter", "info", str(source)]) == EXIT_OK
+    told = capsys.readouterr().out
+    assert "no such block: 2: double_blocks.19.img_attn.qkv, single_blocks.38.linear2" in told
+
+
+def test_a_file_of_clip_alone_is_not_offered_for_a_merge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "clip.safetensors"
+    name = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj"
+    ends = {"lora_down.weight": torch.ones(2, 768), "lora_up.weight": torch.ones(768, 2)}
+    save_file({f"{name}.{end}": each for end, each in ends.items()}, source)
+    assert main(["adapter", "info", str(source)]) == EXIT_OK
+    told = capsys.readouterr().out
+    assert "use:           convert to " in told
+    assert "merge" not in told

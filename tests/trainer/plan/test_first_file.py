@@ -177,6 +177,8 @@ def test_the_smallest_gpu_of_this_machine_counts(
     [
         (["cats"], "--gpu: torch sees no GPU here; name the one that it will run on, such as --g"),
         (["cats", "--gpu=rtx1"], "--gpu: got 'rtx1'; known: MI250X, "),
+        (["cats", "--gpu=Radeon RX 7900 XTX"], "; did you mean RX 7900 XTX? known: MI250X, "),
+        (["cats", "--gpu=4090"], "; did you mean RTX 4090? known: MI250X, "),
         (["cats", "--gpu=h100"], "--trigger: none of the 6 pictures has a caption: give a word"),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),

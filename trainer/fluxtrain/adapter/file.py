@@ -76,6 +76,7 @@ from fluxtrain.adapter.updates import (
     ranks_and_alphas,
 )
 from fluxtrain.contract.run.adapter import AdapterLayout
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError, StorageError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write
@@ -542,13 +543,23 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     yield "largest norm", f"{norms[layer]:.4g} of {layer}"
     if file.left_out:
         yield "left out", file.left_out
-    for name, items in (("unknown", contents.unknown), ("damaged", contents.faults)):
+    absent = [layer for layer in adapter if _is_beyond(layer)]
+    told = {"unknown": contents.unknown, "damaged": contents.faults, "no such block": absent}
+    for name, items in told.items():
         if items:
             yield name, f"{len(items)}: {named(items)}"
     if not all(map(is_clip, adapter)):
         yield "base model", base_of(adapter)
     yield from of_metadata(file.metadata)
     yield "use", _uses(file)
+
+
+def _is_beyond(layer: str) -> bool:
+    """Return whether ``layer`` is of a block whose number FLUX.1 does not have."""
+    kind, _, rest = layer.partition(".")
+    number = rest.partition(".")[0]
+    depths = ModelConfig().depths
+    return kind in depths and number.isdecimal() and int(number) >= depths[kind]
 
 
 def _uses(file: AdapterFile) -> str:
@@ -563,7 +574,8 @@ def _uses(file: AdapterFile) -> str:
             continue
         layouts.append(layout)
     known = [f"convert to {', '.join(layouts)}"] if layouts else []
-    known += ["merge", "sample"] + ["resize"] * (not is_dora(file.adapter))
+    known += [] if all(map(is_clip, file.adapter)) else ["merge", "sample"]
+    known += ["resize"] * (not is_dora(file.adapter))
     return ", ".join(known) + (f", with {SKIP}" if file.contents.unknown else "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -75,7 +76,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
         config, RunPaths(Path(output(job.metadata.name, os.environ).value), data, models)
     )
     roots = "".join(given_root(arguments, name) for name in ("data", "models"))
-    next_step = f"fluxtrain run {arguments.file}{roots}"
+    next_step = f"fluxtrain run {shlex.quote(str(arguments.file))}{roots}"
     print(f"{models} has all that {arguments.file} names; next: {next_step}")
     return EXIT_OK
 

@@ -69,7 +69,10 @@ def find_gpu(name: str) -> Gpu:
     """Return the GPU called ``name``, such as ``rx7900xtx``; raise ConfigError if it is unknown."""
     gpu = next((gpu for known, gpu in GPUS.items() if _plain(known) == _plain(name)), None)
     if gpu is None:
-        raise ConfigError("--gpu", name, f"known: {', '.join(GPUS)}")
+        plain = _plain(name)
+        near = [known for known in GPUS if _plain(known) in plain or plain in _plain(known)]
+        hint = f"did you mean {' or '.join(near)}? " if plain and near else ""
+        raise ConfigError("--gpu", name, f"{hint}known: {', '.join(GPUS)}")
     return gpu
 
 
