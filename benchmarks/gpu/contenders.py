@@ -210,7 +210,7 @@ def _empty_torchtitan_model(setting: Setting) -> nn.Module:
 
         # its blocks leave the default, by which a token attends to those before it only
         ScaledDotProductAttentionWrapper.forward.__kwdefaults__["is_causal"] = False
-        sizes = setting.model.model_dump(exclude={"guidance_embed", "qk_norm_eps"})
+        sizes = setting.model.model_dump(exclude={"condition", "guidance_embed", "qk_norm_eps"})
         return FluxModel(FluxModelArgs(out_channels=setting.model.in_channels, **sizes))
     from torchtitan.models.flux import flux_configs
 
