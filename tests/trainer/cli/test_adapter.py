@@ -11,7 +11,7 @@ import torch
 from benchmarks.reference_model import random_model
 from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import adapter_of
-from tests.trainer.predictions import inputs, relative_error
+from tests.trainer.numerics.predictions import inputs, relative_error
 from tests.trainer.tiny_model import SMALL, save_flux
 
 from fluxtrain.adapter.file import read_adapter, write_adapter

@@ -13,8 +13,8 @@ from benchmarks.reference_model import random_model, reference, to_diffusers
 from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxTransformer2DModel
 from PIL import Image
 from tests.trainer.conditions.pairs import CONDITIONS
+from tests.trainer.numerics.predictions import pipeline_of, relative_error
 from tests.trainer.picture_cache.folders import noise
-from tests.trainer.predictions import pipeline_of, relative_error
 from tests.trainer.tiny_encoders import CHANNELS
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 from torch import Tensor, nn

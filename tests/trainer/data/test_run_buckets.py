@@ -16,8 +16,8 @@ from cluster.free_ports import free_port
 from diffusers import FluxPipeline
 from PIL import Image
 from tests.trainer import ranks
+from tests.trainer.numerics.predictions import relative_error, run_reference
 from tests.trainer.outputs import ledger, losses, records
-from tests.trainer.predictions import relative_error, run_reference
 from tests.trainer.small_runs import merge_all
 from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import initialised

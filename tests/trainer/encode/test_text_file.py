@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.trainer.scaled_weights import KINDS, in_fp8
+from tests.trainer.numerics.scaled_weights import KINDS, in_fp8
 from tests.trainer.tiny_encoders import (
     BASE,
     caption,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from benchmarks.reference_model import random_model
-from tests.trainer.predictions import inputs, relative_error
+from tests.trainer.numerics.predictions import inputs, relative_error
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.reference_model import random_model, reference, to_diffusers
-from tests.trainer.predictions import inputs, relative_error, run_reference
+from tests.trainer.numerics.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import SMALL, tiny_model
 from torch import Tensor
 

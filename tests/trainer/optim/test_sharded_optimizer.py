@@ -9,7 +9,7 @@ import pytest
 import torch
 from cluster.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.full_tensor import full_tensor
+from tests.trainer.numerics.full_tensor import full_tensor
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close

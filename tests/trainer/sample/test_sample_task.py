@@ -10,7 +10,7 @@ import torch
 from diffusers import FluxPipeline
 from PIL import Image
 from tests.trainer.commands import fluxtrain
-from tests.trainer.predictions import pipeline_of
+from tests.trainer.numerics.predictions import pipeline_of
 from tests.trainer.tiny_encoders import SIDE, TOKENS, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 

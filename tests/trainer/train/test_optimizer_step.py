@@ -13,7 +13,7 @@ import pytest
 import torch
 from cluster.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.full_tensor import full_tensor
+from tests.trainer.numerics.full_tensor import full_tensor
 from tests.trainer.ranks import CPU
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode

@@ -18,7 +18,7 @@ from diffusers import FluxTransformer2DModel
 from safetensors.torch import load_file, save_file
 from tests.paths import MICRO
 from tests.trainer.commands import fluxtrain
-from tests.trainer.scaled_weights import KINDS, in_fp8
+from tests.trainer.numerics.scaled_weights import KINDS, in_fp8
 from tests.trainer.tiny_model import SMALL
 from torch import Tensor
 
