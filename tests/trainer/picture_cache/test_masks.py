@@ -13,7 +13,7 @@ import torch
 from cluster.free_ports import free_port
 from PIL import Image
 from tests.trainer import in_process, ranks
-from tests.trainer.cli.bad_pictures import tar
+from tests.trainer.cli.bad_inputs.bad_pictures import tar
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, config, file_of, noise, write_pictures

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.cli.bad_pictures import tar
+from tests.trainer.cli.bad_inputs.bad_pictures import tar
 from tests.trainer.fetch.conftest import point_at
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import config, write_pictures

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
-from tests.trainer.cli.bad_pictures import tar
+from tests.trainer.cli.bad_inputs.bad_pictures import tar
 from tests.trainer.picture_cache.folders import (
     cache,
     cache_together,

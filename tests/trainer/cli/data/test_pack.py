@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.trainer.cli.bad_pictures import files, named, parquet, png, tar
+from tests.trainer.cli.bad_inputs.bad_pictures import files, named, parquet, png, tar
 from tests.trainer.picture_cache.folders import cache, config, write_pictures
 from tests.trainer.tiny_encoders import write_encoders
 

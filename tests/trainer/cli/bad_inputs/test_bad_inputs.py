@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
-from tests.trainer.cli.bad_pictures import (
+from tests.trainer.cli.bad_inputs.bad_pictures import (
     CONFIGS,
     PICTURES,
     SIDE,
@@ -32,7 +32,7 @@ from tests.trainer.cli.bad_pictures import (
     subset,
     tar,
 )
-from tests.trainer.cli.bad_runs import RUNS, BadRun
+from tests.trainer.cli.bad_inputs.bad_runs import RUNS, BadRun
 from tests.trainer.picture_cache.folders import RUN, file_of, noise, write_pictures
 
 from fluxtrain.cli import main
