@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from tests.trainer import tiny_encoders
 from tests.trainer.bombs import texts
 from tests.trainer.fuzz.target import Target
-from tests.trainer.imports import ai_toolkit_files, kohya_files, simpletuner_files
+from tests.trainer.imports import ai_toolkit_files
+from tests.trainer.imports.kohya import kohya_files
+from tests.trainer.imports.simpletuner import simpletuner_files
 from tests.trainer.tiny_model import save_flux, tiny_model
 from torch import Tensor
 

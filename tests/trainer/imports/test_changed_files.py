@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.imports import ai_toolkit_files, simpletuner_files
+from tests.trainer.imports import ai_toolkit_files
+from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.contract.resource.document import parse_yaml
 from fluxtrain.errors import ConfigError

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.trainer.imports import ai_toolkit_files, kohya_files, simpletuner_files
+from tests.trainer.imports import ai_toolkit_files
+from tests.trainer.imports.kohya import kohya_files
+from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job

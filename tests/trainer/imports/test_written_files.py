@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.trainer.imports import ai_toolkit_files, kohya_files, simpletuner_files
+from tests.trainer.imports import ai_toolkit_files
+from tests.trainer.imports.kohya import kohya_files
+from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.trainer.imports import simpletuner_files
+from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import LokrConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.trainer.imports import kohya_files
+from tests.trainer.imports.kohya import kohya_files
 
 from fluxtrain.cli import main
 from fluxtrain.contract.model_base import iter_fields
