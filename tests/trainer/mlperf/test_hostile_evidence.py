@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from tests.paths import EXAMPLES
-from tests.trainer.mlperf.finished_runs import answers, ten_runs
 from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, write_log
+from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.mlperf.finished_runs import answers, ten_runs
+from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK

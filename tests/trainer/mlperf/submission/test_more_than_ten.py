@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.trainer.mlperf.finished_runs import answers, write_run
 from tests.trainer.mlperf.good_run import CONVERGED
+from tests.trainer.mlperf.submission.finished_runs import answers, write_run
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
