@@ -9,7 +9,7 @@ import torch
 from benchmarks.peft_adapters import add_peft_adapters, by_peft_names
 from benchmarks.reference_model import random_model, reference_of
 from diffusers import FluxTransformer2DModel
-from tests.trainer.numerics.adapted_model import adapted, base_of
+from tests.trainer.model.adapters.adapted_model import adapted, base_of
 from tests.trainer.numerics.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import tiny_model
 from torch.optim import AdamW

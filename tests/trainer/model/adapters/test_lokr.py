@@ -9,7 +9,7 @@ import torch
 from benchmarks.reference_model import random_model, reference_of
 from peft import LoHaConfig, LoKrConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lokr.layer import factorization
-from tests.trainer.numerics.adapted_model import adapted, base_of
+from tests.trainer.model.adapters.adapted_model import adapted, base_of
 from tests.trainer.numerics.predictions import inputs, relative_error, run_reference
 from tests.trainer.tiny_model import tiny_model
 from torch import nn
