@@ -10,7 +10,7 @@ from tests.trainer import in_process
 from tests.trainer.fetch.conftest import point_at
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import cache, config, write_pictures
-from tests.trainer.picture_cache.remote_pictures import COUNT, shard
+from tests.trainer.picture_cache.remote.remote_pictures import COUNT, shard
 from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.contract.process import RunPaths

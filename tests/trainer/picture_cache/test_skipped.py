@@ -19,7 +19,7 @@ from tests.trainer.picture_cache.folders import (
     noise,
     write_pictures,
 )
-from tests.trainer.picture_cache.remote_pictures import table
+from tests.trainer.picture_cache.remote.remote_pictures import table
 from tests.trainer.tiny_encoders import SIDE
 
 from fluxtrain.cli import main

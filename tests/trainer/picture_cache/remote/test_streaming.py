@@ -18,7 +18,7 @@ from tests.trainer.fetch.conftest import environment
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache_together, file_of, noise
-from tests.trainer.picture_cache.remote_pictures import (
+from tests.trainer.picture_cache.remote.remote_pictures import (
     BUCKET,
     HUB,
     asking,

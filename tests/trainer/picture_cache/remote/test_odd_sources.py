@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import file_of, noise
-from tests.trainer.picture_cache.remote_pictures import run_of
+from tests.trainer.picture_cache.remote.remote_pictures import run_of
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.errors import FluxtrainError

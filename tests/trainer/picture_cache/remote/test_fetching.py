@@ -17,7 +17,7 @@ from tests.trainer import in_process, ranks
 from tests.trainer.fetch.conftest import environment
 from tests.trainer.fetch.servers import COMMIT, FileServer
 from tests.trainer.picture_cache.folders import cache, cache_together, config
-from tests.trainer.picture_cache.remote_pictures import (
+from tests.trainer.picture_cache.remote.remote_pictures import (
     BUCKET,
     COUNT,
     HUB,
