@@ -18,8 +18,8 @@ from tests.end_to_end.jobs import Jobs
 from tests.end_to_end.stage import is_complete, losses
 from tests.paths import ROOT
 from tests.trainer.commands import fluxtrain
-from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
-from tests.trainer.prepare.raw_coco import write_raw_coco
+from tests.trainer.prepare.raw_sets.raw_cc12m import write_raw_cc12m
+from tests.trainer.prepare.raw_sets.raw_coco import write_raw_coco
 from tests.trainer.ranks import made_in
 from tests.trainer.tiny_encoders import TOKENS, write_encoders
 

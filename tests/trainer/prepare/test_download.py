@@ -35,7 +35,7 @@ from tests.trainer.prepare.faulty_server import (
     wrong_bytes,
     wrong_range,
 )
-from tests.trainer.prepare.raw_cc12m import parts, photo, saved, write_tar
+from tests.trainer.prepare.raw_sets.raw_cc12m import parts, photo, saved, write_tar
 
 from fluxtrain.cli import main
 from fluxtrain.errors import ConfigError, DataError

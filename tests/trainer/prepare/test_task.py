@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.trainer import in_process, ranks
-from tests.trainer.prepare.raw_cc12m import write_raw_cc12m
-from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
+from tests.trainer.prepare.raw_sets.raw_cc12m import write_raw_cc12m
+from tests.trainer.prepare.raw_sets.raw_coco import CAPTIONS, write_raw_coco
 from tests.trainer.ranks import made_in
 
 from fluxtrain.cli import main

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 from tests.trainer.prepare.cli_process import kill_before_each, require_success
-from tests.trainer.prepare.raw_coco import (
+from tests.trainer.prepare.raw_sets.raw_coco import (
     CAPTIONS,
     image_name,
     random_annotations,

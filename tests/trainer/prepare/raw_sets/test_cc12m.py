@@ -21,7 +21,13 @@ from tests.trainer.prepare.cli_process import (
     kill_before_each,
     require_success,
 )
-from tests.trainer.prepare.raw_cc12m import UNUSABLE, USABLE, parts, write_raw_cc12m, write_tar
+from tests.trainer.prepare.raw_sets.raw_cc12m import (
+    UNUSABLE,
+    USABLE,
+    parts,
+    write_raw_cc12m,
+    write_tar,
+)
 from tests.trainer.ranks import made_in
 
 from fluxtrain.cli import main

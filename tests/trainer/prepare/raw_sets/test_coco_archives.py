@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.prepare.faulty_server import serving
-from tests.trainer.prepare.raw_coco import CAPTIONS, write_raw_coco
+from tests.trainer.prepare.raw_sets.raw_coco import CAPTIONS, write_raw_coco
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
