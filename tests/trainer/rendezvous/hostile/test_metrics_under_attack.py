@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.trainer.rendezvous.attacks import Target, open_connections, raw, repeated, slowly
+from tests.trainer.rendezvous.hostile.attacks import Target, open_connections, raw, repeated, slowly
 
 from fluxtrain.rendezvous.http_server import STATUS_BOUNDS
 from fluxtrain.report.endpoint import serve

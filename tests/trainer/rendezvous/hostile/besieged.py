@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.free_ports import free_port
-from tests.trainer.rendezvous.attacks import Target, post
+from tests.trainer.rendezvous.hostile.attacks import Target, post
 
 from fluxtrain.contract.process import MEMBERS_PATH
 from fluxtrain.rendezvous.client import Client

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trainer.rendezvous.simulated_agents import agents
+from tests.trainer.rendezvous.membership.simulated_agents import agents
 
 from fluxtrain.rendezvous.membership import UNHEARD_SECONDS, Limits, Membership
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.trainer.rendezvous.simulated_agents import Agents, agents
+from tests.trainer.rendezvous.membership.simulated_agents import Agents, agents
 
 from fluxtrain.rendezvous.membership import Limits, Membership
 from fluxtrain.rendezvous.messages import Heartbeat

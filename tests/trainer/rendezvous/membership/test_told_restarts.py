@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.trainer.rendezvous.simulated_agents import agents
+from tests.trainer.rendezvous.membership.simulated_agents import agents
 
 from fluxtrain.contract.process import MAX_RESTARTS
 from fluxtrain.rendezvous.membership import Limits, Membership

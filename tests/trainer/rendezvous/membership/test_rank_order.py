@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from tests.trainer.rendezvous.simulated_agents import Agents
+from tests.trainer.rendezvous.membership.simulated_agents import Agents
 
 from fluxtrain.contract.process import natural, read_places, write_places
 from fluxtrain.rendezvous.membership import Limits, Membership

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.trainer.rendezvous.attacks import WITH_KEY, WITHOUT_KEY, Attack, Target, replay
-from tests.trainer.rendezvous.besieged import Besieged, besieged, heartbeats, p99
+from tests.trainer.rendezvous.hostile.attacks import WITH_KEY, WITHOUT_KEY, Attack, Target, replay
+from tests.trainer.rendezvous.hostile.besieged import Besieged, besieged, heartbeats, p99
 
 from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.membership import LOST_HEARTBEATS, Limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.rendezvous.simulated_agents import agents
+from tests.trainer.rendezvous.membership.simulated_agents import agents
 
 from fluxtrain.rendezvous.membership import Limits, Membership
 from fluxtrain.rendezvous.messages import Heartbeat
