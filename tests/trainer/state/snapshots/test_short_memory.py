@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.trainer import ranks
-from tests.trainer.memory_group import MemoryGroup, memory_group
 from tests.trainer.outputs import losses
+from tests.trainer.state.snapshots.memory_group import MemoryGroup, memory_group
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
