@@ -76,7 +76,7 @@ test-isa: setup ## the tests of numbers with the kernels of older processors, on
 	$(BIN)/python -m pytest -q --numprocesses=2 -m computes $(PYTEST_OPTIONS) $(ISA_TESTS) || exit 1; done
 
 test-ipv6: setup prepare-cluster ## two jobs and their network policies on a cluster without IPv4, as root
-	@test "$$(id -u)" != 0 || FAMILY=ipv6 $(BIN)/python -m pytest -q $(PYTEST_OPTIONS) tests/end_to_end/test_isolation.py
+	@test "$$(id -u)" != 0 || FAMILY=ipv6 $(BIN)/python -m pytest -q $(PYTEST_OPTIONS) tests/end_to_end/isolation/test_isolation.py
 
 # Torch's lowest version, and that of today's CUDA images.
 test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.11"; PYTHON= is 3.12 (Debian's if none is here) or a path

@@ -19,7 +19,7 @@ from cluster.layout import Node, nodes
 from cluster.lifecycle import NODE_GRACE_SECONDS
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.gateway import Gateway, Request
+from tests.end_to_end.availability.gateway import Gateway, Request
 from tests.end_to_end.stage import RUN, Operator, job, losses, ready_nodes, step, wait_for
 
 from fluxtrain_operator.controller.pollers import PROGRESS_SECONDS

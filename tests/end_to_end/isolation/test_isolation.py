@@ -14,8 +14,9 @@ from cluster import policy_enforcer
 from cluster.kubectl import Manifest
 from cluster.layout import BRIDGE_ADDRESS, BRIDGE_HOST, IS_IPV6
 from tests.api_server.client import Kubectl
-from tests.end_to_end import probes, stage
-from tests.end_to_end.probes import Probe
+from tests.end_to_end import stage
+from tests.end_to_end.isolation import probes
+from tests.end_to_end.isolation.probes import Probe
 from tests.end_to_end.stage import RUN, Operator, job, losses, wait_for
 from tests.paths import ROOT
 
