@@ -18,12 +18,13 @@ from benchmarks.operator_contender import (
     module_folder,
     samples,
 )
-from cluster import binaries, processes
-from cluster.certificates import AUTHORITY, Identity, issue
+from cluster import processes
+from cluster.access.certificates import AUTHORITY, Identity, issue
 from cluster.console import wait_until
 from cluster.free_ports import free_ports
 from cluster.kubectl import Manifest, kubectl
 from cluster.layout import KUBECONFIG
+from cluster.programs import binaries
 
 TRAINER_MODULE = "github.com/kubeflow/trainer/v2"
 JOBSET_MODULE = "sigs.k8s.io/jobset"

@@ -19,10 +19,12 @@ from benchmarks.operator_contender import Contender, Fluxtrain, TrainingOperator
 from benchmarks.operator_scale import Measured, scale
 from benchmarks.operator_turn import Turn, take_turn
 from benchmarks.table import print_table, spread
-from cluster import ClusterError, binaries, fake_gpus, fake_nodes, processes
+from cluster import ClusterError, processes
 from cluster.console import log
 from cluster.kubectl import kubectl
 from cluster.layout import KUBECONFIG
+from cluster.nodes import fake_gpus, fake_nodes
+from cluster.programs import binaries
 
 NAMESPACE = "bench-operator"
 SCALE_GPUS = 96

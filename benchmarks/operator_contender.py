@@ -12,14 +12,15 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-import cluster.fake_nodes
+import cluster.nodes.fake_nodes
 from benchmarks.mounted_secret import MountedSecret
-from cluster import binaries, processes
+from cluster import processes
 from cluster.commands import run
 from cluster.console import wait_until
 from cluster.free_ports import free_port, free_ports
 from cluster.kubectl import Manifest
 from cluster.layout import FOLDER, KUBECONFIG
+from cluster.programs import binaries
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,7 +31,7 @@ PEER_SECRET = "training-operator-webhook-cert"
 
 ON_FAKE_NODES: Manifest = {
     "nodeSelector": {"type": "fake"},
-    "tolerations": [{"key": cluster.fake_nodes.TAINT["key"], "operator": "Exists"}],
+    "tolerations": [{"key": cluster.nodes.fake_nodes.TAINT["key"], "operator": "Exists"}],
 }
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from benchmarks.operator_contender import Contender
-from cluster import ClusterError, binaries, fake_nodes, processes
+from cluster import ClusterError, processes
 from cluster.console import wait_until
 from cluster.kubectl import Manifest, kubectl
 from cluster.layout import KUBECONFIG
+from cluster.nodes import fake_nodes
+from cluster.programs import binaries
 
 NUM_KUBECTL = 4
 QUIET_SECONDS = 3.0

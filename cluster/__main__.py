@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from cluster import fake_nodes, lifecycle
+from cluster import lifecycle
 from cluster.console import log, timed
 from cluster.errors import ClusterError
+from cluster.nodes import fake_nodes
 
 
 def main() -> int:

@@ -7,9 +7,9 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster import kubeconfigs, mounts, processes
-from cluster.binaries import path
-from cluster.certificates import (
+from cluster import processes
+from cluster.access import kubeconfigs
+from cluster.access.certificates import (
     ADMIN,
     AUTHORITY,
     CONTROLLER_MANAGER,
@@ -20,6 +20,7 @@ from cluster.certificates import (
     SERVICE_ACCOUNT_PUBLIC_KEY,
 )
 from cluster.console import wait_until
+from cluster.host import mounts
 from cluster.kubectl import kubectl
 from cluster.layout import (
     API_PORT,
@@ -30,6 +31,7 @@ from cluster.layout import (
     SERVICE_RANGE,
     STATE,
 )
+from cluster.programs.binaries import path
 
 ETCD_URL = "http://127.0.0.1:23790"
 ETCD_PEER_URL = "http://127.0.0.1:23800"

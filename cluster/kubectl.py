@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster import binaries
 from cluster.commands import Arguments, run
 from cluster.console import wait_until
 from cluster.errors import ClusterError
 from cluster.layout import BRIDGE_ADDRESS, KUBECONFIG
+from cluster.programs import binaries
 
 Manifest = dict[str, Any]
 

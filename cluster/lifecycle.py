@@ -11,27 +11,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cluster import (
-    binaries,
-    certificates,
-    cgroups,
-    containerd,
-    control_plane,
-    fake_gpus,
-    host_state,
-    images,
-    mounts,
-    network,
-    node,
-    packages,
-    processes,
-    prometheus,
-    slurm,
-)
+from cluster import control_plane, processes, slurm
+from cluster.access import certificates
 from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
+from cluster.host import cgroups, host_state, mounts, network
 from cluster.kubectl import Kubectl, kubectl
 from cluster.layout import API_URL, CACHE, FAMILY, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
+from cluster.nodes import containerd, fake_gpus, images, node
+from cluster.programs import binaries, packages, prometheus
 
 CONTROL_PLANE = (
     "etcd",

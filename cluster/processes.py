@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.layout import LOGS, PROCESSES
-from cluster.packages import program
+from cluster.programs.packages import program
 
 STOP_SECONDS = 10
 NO_PROXY = {"NO_PROXY": "*", "no_proxy": "*"}  # all connections are local

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import packages
 from cluster.commands import run
 from cluster.console import wait_until
 from cluster.errors import ClusterError
-from cluster.packages import program
+from cluster.programs import packages
+from cluster.programs.packages import program
 
 PROGRAMS = {
     "slurmctld": "slurmctld",

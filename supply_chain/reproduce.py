@@ -20,10 +20,8 @@ _STORE = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
 
 def reproduce(build: Build, version: str) -> int:
     """Print the digests of two builds of the operator's image; return 1 if they differ."""
-    from cluster import (
-        images,
-        packages,  # needs Debian's programs
-    )
+    from cluster.nodes import images
+    from cluster.programs import packages  # needs Debian's programs
 
     packages.ensure()
     with tempfile.TemporaryDirectory() as text:

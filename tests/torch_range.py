@@ -29,12 +29,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from cluster import packages
 from cluster.commands import run
 from cluster.console import timed
 from cluster.errors import ClusterError, MachineError
 from cluster.layout import CACHE
-from cluster.packages import program
+from cluster.programs import packages
+from cluster.programs.packages import program
 from supply_chain.locks import UV
 from supply_chain.tool import installed
 from tests.paths import ROOT

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from cluster import binaries, kubectl
+from cluster import kubectl
 from cluster.errors import ClusterError
 from cluster.kubectl import NO_PROXY, Manifest
+from cluster.programs import binaries
 
 STRICT = "fieldManager=tests&fieldValidation=Strict"
 """The parameters of ``kubectl --validate=strict``: unknown fields and duplicate keys are refused."""

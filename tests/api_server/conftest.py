@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from cluster import binaries
 from cluster.errors import ClusterError
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl
 from tests.api_server.empty_api_server import api_server
 

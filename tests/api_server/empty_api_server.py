@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from cluster import binaries
 from cluster.commands import run
 from cluster.console import wait_until
 from cluster.control_plane import POD_GROUPS
 from cluster.free_ports import free_ports
-from cluster.packages import program
+from cluster.programs import binaries
+from cluster.programs.packages import program
 from tests.api_server.client import Kubectl
 from tests.paths import ROOT
 

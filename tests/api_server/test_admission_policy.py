@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import binaries
+from cluster.programs import binaries
 from tests.api_server.client import ApiServer, Kubectl, Response, make_job
 from tests.end_to_end.stage import wait_for
 from tests.operator.permissions import CHART, PROFILES, ROWS, Manifest, Row, values_file

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import binaries
 from cluster.errors import ClusterError
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl
 from tests.api_server.empty_api_server import empty_api_server
 from tests.chart.objects import EARLIER

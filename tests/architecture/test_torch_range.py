@@ -99,7 +99,7 @@ def test_a_python_that_the_machine_lacks_runs_with_debians_libraries(
     monkeypatch.setattr(torch_range, "program", str)
     monkeypatch.setattr(torch_range, "installed", Path)
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("cluster.packages.ensure_programs", lambda _: None)
+    monkeypatch.setattr("cluster.programs.packages.ensure_programs", lambda _: None)
     python = torch_range.find_python("3.99")
     assert torch_range.find_python("3.99") == python
     assert suites == ["testing", "unstable"]
@@ -133,7 +133,7 @@ def test_a_python_that_is_nowhere_is_one_line(
     monkeypatch.setattr(torch_range, "program", str)
     monkeypatch.setattr(torch_range, "installed", Path)
     monkeypatch.setattr("os.geteuid", lambda: user)
-    monkeypatch.setattr("cluster.packages.ensure_programs", lambda _: None)
+    monkeypatch.setattr("cluster.programs.packages.ensure_programs", lambda _: None)
     with pytest.raises(MachineError) as error:
         torch_range.find_python(python)
     assert str(error.value).startswith(f"PYTHON={python}: there is none that runs")

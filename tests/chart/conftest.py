@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster import binaries, prometheus
 from cluster.errors import ClusterError
 from cluster.layout import BIN, CACHE
+from cluster.programs import binaries, prometheus
 from tests.chart.objects import CHART, Manifest, Program, Template
 from tests.paths import ROOT
 

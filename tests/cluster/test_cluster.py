@@ -11,11 +11,12 @@ from typing import Any
 
 import cluster
 import pytest
-from cluster import fake_gpus, fake_nodes, images, node, packages, volumes
 from cluster.console import wait_until
 from cluster.errors import ClusterError, MachineError
 from cluster.kubectl import Kubectl
 from cluster.layout import KUBECONFIG, STATE, Node
+from cluster.nodes import fake_gpus, fake_nodes, images, node, volumes
+from cluster.programs import packages
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces, cgroups and mounts"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
-from cluster.network_policies import State
+from cluster.policies.network_policies import State
 
 NAMESPACES = {"a": {"name": "a"}, "b": {"name": "b"}}
 

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from cluster import oci
+from cluster.nodes import oci
 
 IMAGE = oci.Image("localhost/test/image:1", command=("/bin/true",), user="1000", env=("A=b",))
 

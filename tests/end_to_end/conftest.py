@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import cluster
 import pytest
-from cluster import images
 from cluster.errors import ClusterError, MachineError
 from cluster.layout import KUBECONFIG
+from cluster.nodes import images
 from tests.api_server.client import Kubectl
 from tests.end_to_end import trainer_image
 from tests.paths import ROOT

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster import images, volumes
 from cluster.errors import ClusterError
 from cluster.free_ports import free_port
 from cluster.kubectl import NO_PROXY, Manifest
+from cluster.nodes import images, volumes
 from tests.api_server.client import Kubectl
 from tests.end_to_end import slow_steps
 from tests.paths import ROOT

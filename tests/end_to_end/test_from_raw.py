@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import images, volumes
 from cluster.kubectl import Manifest
+from cluster.nodes import images, volumes
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import Jobs

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import fake_gpus, layout, processes
+from cluster import layout, processes
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
+from cluster.nodes import fake_gpus
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import ENDLESS, Jobs, expected_samples, used_samples

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.reference_model import random_model
-from cluster import images, volumes
 from cluster.kubectl import Manifest
+from cluster.nodes import images, volumes
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tests.api_server.client import Kubectl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from cluster import images
+from cluster.nodes import images
 from tests.end_to_end.stage import IMAGE
 from tests.paths import ROOT
 

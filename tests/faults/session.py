@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import cluster
-from cluster import images, mounts, volumes
 from cluster.commands import run
+from cluster.host import mounts
 from cluster.kubectl import Manifest
 from cluster.layout import KUBECONFIG
-from cluster.packages import program
+from cluster.nodes import images, volumes
+from cluster.programs.packages import program
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage, trainer_image
 from tests.end_to_end.jobs import Jobs

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from cluster import binaries
 from cluster.commands import run
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl, make_job
 from tests.end_to_end.integrations.release import Helm
 from tests.end_to_end.stage import Operator, condition, wait_for

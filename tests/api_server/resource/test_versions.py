@@ -11,9 +11,9 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
-from cluster import binaries
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl, make_job
 from tests.api_server.empty_api_server import api_server
 from tests.paths import ROOT

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import lifecycle, node
+from cluster import lifecycle
 from cluster.kubectl import Manifest
 from cluster.layout import Node, nodes
 from cluster.lifecycle import NODE_GRACE_SECONDS
+from cluster.nodes import node
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.availability.gateway import Gateway, Request

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster import lifecycle, node, processes
+from cluster import lifecycle, processes
 from cluster.kubectl import Manifest
 from cluster.layout import Node, nodes
+from cluster.nodes import node
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import Jobs, expected_samples, used_samples

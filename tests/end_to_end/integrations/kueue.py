@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster import binaries
-from cluster.certificates import AUTHORITY, SERVER
+from cluster.access.certificates import AUTHORITY, SERVER
 from cluster.commands import run
 from cluster.errors import ClusterError
 from cluster.free_ports import free_ports
 from cluster.kubectl import NO_PROXY, Manifest
 from cluster.layout import BRIDGE_ADDRESS, FOLDER
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import wait_for
 

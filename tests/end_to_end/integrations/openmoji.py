@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import yaml
-from cluster import volumes
 from cluster.kubectl import Manifest
+from cluster.nodes import volumes
 from tests.paths import ROOT
 from tests.trainer.commands import fluxtrain
 

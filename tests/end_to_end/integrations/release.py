@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import binaries, images, volumes
 from cluster.commands import run
 from cluster.kubectl import NO_PROXY
 from cluster.layout import CACHE
+from cluster.nodes import images, volumes
+from cluster.programs import binaries
 from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "fluxtrain-operator"

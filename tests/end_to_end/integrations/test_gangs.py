@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import binaries
 from cluster.errors import ClusterError
-from cluster.fake_gpus import NUM_GPUS, RESOURCE
 from cluster.free_ports import free_port
 from cluster.kubectl import NO_PROXY
+from cluster.nodes.fake_gpus import NUM_GPUS, RESOURCE
+from cluster.programs import binaries
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.jobs import ENDLESS, Jobs

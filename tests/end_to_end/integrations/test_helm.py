@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
-from cluster.volumes import host_folder
+from cluster.nodes.volumes import host_folder
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.integrations import openmoji

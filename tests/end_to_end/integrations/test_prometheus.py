@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import prometheus as programs
 from cluster.kubectl import Manifest
+from cluster.programs import prometheus as programs
 from dashboards.draw import Curve, Span, curves, draw
 from dashboards.grafana import Dashboard, Panel, substitute
 from dashboards.job_page import JOB

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster import policy_enforcer
 from cluster.kubectl import Manifest
+from cluster.policies import policy_enforcer
 from tests.api_server.client import Kubectl
 from tests.end_to_end.stage import IMAGE, wait_for
 

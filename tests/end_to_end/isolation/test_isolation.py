@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import policy_enforcer
 from cluster.kubectl import Manifest
 from cluster.layout import BRIDGE_ADDRESS, BRIDGE_HOST, IS_IPV6
+from cluster.policies import policy_enforcer
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
 from tests.end_to_end.isolation import probes

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cluster import containerd, fake_gpus, lifecycle, node, processes
+from cluster import lifecycle, processes
 from cluster.layout import Node, nodes
+from cluster.nodes import containerd, fake_gpus, node
 from tests.end_to_end.stage import ready_nodes, wait_for
 from tests.faults.target import Target, machine_of
 

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster import containerd, fake_gpus, images
 from cluster.kubectl import Manifest
 from cluster.layout import nodes
+from cluster.nodes import containerd, fake_gpus, images
 from tests.end_to_end import stage
 from tests.end_to_end.stage import GRANT, Operator, condition, grant, make_account, wait_for
 from tests.faults import inside_pods

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from cluster import control_plane, node, processes
+from cluster import control_plane, processes
 from cluster.commands import run
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
 from cluster.layout import Node
-from cluster.packages import program
+from cluster.nodes import node
+from cluster.programs.packages import program
 from tests.faults.injections.processes import AGENT, RANK, RENDEZVOUS, pids, wait_until_ended
 from tests.faults.target import Target, machine_of
 

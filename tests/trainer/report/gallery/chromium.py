@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from cluster.packages import ensure_programs, program
+from cluster.programs.packages import ensure_programs, program
 
 PROGRAM = "chromium-headless-shell"
 _SECONDS = 60

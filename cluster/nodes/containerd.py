@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cluster import cgroups, mounts, processes
+from cluster import processes
 from cluster.commands import Arguments, run
 from cluster.console import wait_until
+from cluster.host import cgroups, mounts
 from cluster.layout import EVERY_RANGE, Node
-from cluster.packages import CNI, program
+from cluster.programs.packages import CNI, program
 
 PAUSE_IMAGE = "localhost/fluxtrain/pause:1"
 RUNTIMES = ("containerd-shim-runc-v2", "runc", "ctr")

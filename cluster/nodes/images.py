@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster import containerd, oci
 from cluster.commands import Arguments, run
 from cluster.console import timed
-from cluster.containerd import PAUSE_IMAGE
 from cluster.layout import CACHE, FOLDER, STATE, Node, nodes
-from cluster.packages import program, search_path
-from cluster.volumes import SITE_PACKAGES
+from cluster.nodes import containerd, oci
+from cluster.nodes.containerd import PAUSE_IMAGE
+from cluster.nodes.volumes import SITE_PACKAGES
+from cluster.programs.packages import program, search_path
 
 BASE_IMAGE = "localhost/fluxtrain/python:1"
 """Debian's Python and the system libraries of torch's wheels; without torch (see volumes.py)."""

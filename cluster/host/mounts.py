@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.commands import run
 from cluster.errors import ClusterError
-from cluster.packages import program
+from cluster.programs.packages import program
 
 
 def mount_tmpfs(folder: Path) -> None:

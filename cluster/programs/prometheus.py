@@ -6,11 +6,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from cluster import packages
 from cluster.commands import run
 from cluster.console import timed
 from cluster.errors import ClusterError, MachineError
 from cluster.layout import CACHE
+from cluster.programs import packages
 
 PACKAGE = "prometheus"
 PROGRAMS = ("prometheus", "promtool")

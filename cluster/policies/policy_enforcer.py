@@ -8,8 +8,8 @@ from pathlib import Path
 from cluster.commands import run
 from cluster.kubectl import Kubectl
 from cluster.layout import IS_IPV6, Node, nodes
-from cluster.network_policies import State, has_network
-from cluster.packages import program
+from cluster.policies.network_policies import State, has_network
+from cluster.programs.packages import program
 
 RESTORE = "ip6tables-restore" if IS_IPV6 else "iptables-restore"
 

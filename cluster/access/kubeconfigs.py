@@ -6,7 +6,7 @@ import base64
 import json
 from pathlib import Path
 
-from cluster.certificates import AUTHORITY, Identity
+from cluster.access.certificates import AUTHORITY, Identity
 from cluster.layout import API_URL
 
 CLUSTER = "fluxtrain"

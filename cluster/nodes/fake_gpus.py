@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 
-from cluster import binaries, processes
+from cluster import processes
 from cluster.commands import Arguments
 from cluster.kubectl import kubectl
 from cluster.layout import KUBECONFIG, Node
+from cluster.programs import binaries
 
 DRIVER = "gpu.amd.com"
 RESOURCE = "amd.com/gpu"

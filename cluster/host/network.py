@@ -24,7 +24,7 @@ from cluster.layout import (
     SERVICE_RANGE,
     Node,
 )
-from cluster.packages import program
+from cluster.programs.packages import program
 
 OUR_LINKS = re.compile(rf"{BRIDGE}|ft-node-\d")
 OUR_NAMESPACES = re.compile(r"fluxtrain-node-\d")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
-from cluster import cgroups, containerd, fake_gpus, kubeconfigs, network, processes
-from cluster.binaries import path
-from cluster.certificates import AUTHORITY, PROXY, kubelet
+from cluster import processes
+from cluster.access import kubeconfigs
+from cluster.access.certificates import AUTHORITY, PROXY, kubelet
 from cluster.console import wait_until
 from cluster.errors import MachineError
+from cluster.host import cgroups, network
 from cluster.kubectl import kubectl
 from cluster.layout import BRIDGE_ADDRESS, DOMAIN, MAX_SOCKET_PATH, POD_RANGE, Node
+from cluster.nodes import containerd, fake_gpus
+from cluster.programs.binaries import path
 
 PROGRAMS = ("kubelet", "kube-proxy", "containerd")
 READY_SECONDS = 60

@@ -5,10 +5,12 @@ For scale tests: a machine of two cores simulates hundreds of them.
 
 from __future__ import annotations
 
-from cluster import binaries, fake_gpus, processes
+from cluster import processes
 from cluster.console import wait_until
 from cluster.kubectl import Manifest, kubectl
 from cluster.layout import BRIDGE_ADDRESS, FAKE_POD_RANGE, KUBECONFIG, STATE
+from cluster.nodes import fake_gpus
+from cluster.programs import binaries
 
 PROCESS = "kwok"
 ANNOTATION = {"kwok.x-k8s.io/node": "fake"}

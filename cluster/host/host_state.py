@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from cluster import mounts
+from cluster.host import mounts
 from cluster.layout import STATE
 
 FOLDERS = (

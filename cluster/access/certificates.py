@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster.commands import Arguments, run
 from cluster.layout import BRIDGE_ADDRESS, CERTIFICATES, DOMAIN, SERVICE_ADDRESS, Node
-from cluster.packages import program
+from cluster.programs.packages import program
 
 DAYS = "3650"
 

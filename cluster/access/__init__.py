@@ -1,0 +1,1 @@
+"""Who may do what: certificates, and kubeconfigs with them."""

@@ -1,0 +1,1 @@
+"""What the machine gives: cgroups, mounts, a bridge with namespaces, and its state before all that."""

@@ -1,0 +1,1 @@
+"""Nodes: kubelet and containerd, images, volumes, and fake nodes and GPUs."""

@@ -1,0 +1,1 @@
+"""NetworkPolicies: their rules, and the program that enforces them."""

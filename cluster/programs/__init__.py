@@ -1,0 +1,1 @@
+"""Where programs come from: Go modules, wheels and packages of Debian."""
