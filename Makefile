@@ -135,7 +135,7 @@ bench: setup ## measure against the peers (makes their environments; about an ho
 	$(BIN)/python -m benchmarks
 
 bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's training-operator and Trainer, on fake nodes; as root
-	$(BIN)/python -m benchmarks.operator_alone
+	$(BIN)/python -m benchmarks.operator.alone
 	$(BIN)/python -m benchmarks.operator
 
 faults: setup ## do each fault of tests/faults to a job on a real cluster, and write docs/faults.md; half an hour, as root

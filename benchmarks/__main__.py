@@ -1,4 +1,4 @@
-"""Runs all benchmarks in sequence (``make bench``); one alone with ``-m benchmarks.step``."""
+"""Runs all benchmarks in sequence (``make bench``); one alone with ``-m benchmarks.training.step``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from benchmarks.peers import ROOT, peers_python
 
 PARTS = (
-    "parity",
-    "step",
-    "lora",
-    "loader",
-    "layouts",
-    "checkpoint",
-    "resume",
-    "evaluation_start",
-    "clean",
-    "preprocess",
+    "training.parity",
+    "training.step",
+    "training.lora",
+    "data.loader",
+    "data.layouts",
+    "training.checkpoint",
+    "data.resume",
+    "data.evaluation_start",
+    "data.clean",
+    "data.preprocess",
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from benchmarks.gpu.setting import SCHNELL, Setting, device, random_batch, random_weights
-from benchmarks.torchtitan_names import to_torchtitan
+from benchmarks.training.torchtitan_names import to_torchtitan
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.captions import captions, words_of
+from benchmarks.data.captions import captions, words_of
 
 WORDS = ("harbour", "lantern", "orchid")
 

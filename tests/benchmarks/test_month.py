@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.month import OURS, PEER, Month, Recovery, measured
+from benchmarks.operator.month import OURS, PEER, Month, Recovery, measured
 
 FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
 TABLE = """

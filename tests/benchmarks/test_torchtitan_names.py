@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.torchtitan_names import from_torchtitan, to_torchtitan
+from benchmarks.training.torchtitan_names import from_torchtitan, to_torchtitan
 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.layers import entries

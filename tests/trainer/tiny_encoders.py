@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.tiny_tokenizers import COLOURS, caption, clip_tokenizer, t5_tokenizer
+from benchmarks.data.tiny_tokenizers import COLOURS, caption, clip_tokenizer, t5_tokenizer
 from PIL import Image, ImageDraw
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel

@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from benchmarks import crowd
-from benchmarks.fake_api_server import FakeApiServer, serving
+from benchmarks.operator import crowd
+from benchmarks.operator.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.config import kube_config
 
 from fluxtrain_operator import operate  # noqa: F401  # forked processes need not import it

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from benchmarks import crowd
-from benchmarks.fake_api_server import FakeApiServer
+from benchmarks.operator import crowd
+from benchmarks.operator.fake_api_server import FakeApiServer
 from tests.operator.jobs import KEY, OWNER, Clock, make_node, make_pod, make_training, run_pods
 from tests.operator.jobs import make_job as job_manifest
 from tests.operator.object_store import Harness, run

@@ -19,8 +19,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from benchmarks import crowd
-from benchmarks.fake_api_server import FakeApiServer, serving
+from benchmarks.operator import crowd
+from benchmarks.operator.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 from tests.operator.controller.event_loop import now, run_in_virtual_time, until

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import crowd
-from benchmarks.fake_api_server import FakeApiServer, serving
+from benchmarks.operator import crowd
+from benchmarks.operator.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import kube_config
 from tests.first_process import catches, first_process

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.other_loaders import clip_model, fused, in_comfy, in_diffusers
+from benchmarks.adapters.other_loaders import clip_model, fused, in_comfy, in_diffusers
 from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
 

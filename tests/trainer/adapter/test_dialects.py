@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.other_loaders import in_diffusers
+from benchmarks.adapters.other_loaders import in_diffusers
 from safetensors.torch import save_file
 from tests.trainer.adapter.dialects import DIALECTS, ENTRIES, SHAPES, WEIGHTS
 from tests.trainer.adapter.random_adapters import MODEL

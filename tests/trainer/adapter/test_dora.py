@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.other_loaders import comfy_keys, diffusers_model
+from benchmarks.adapters.other_loaders import comfy_keys, diffusers_model
 from benchmarks.reference_model import linears
 from diffusers import FluxPipeline
 from safetensors.torch import load_file, save_file

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.other_loaders import fused, in_comfy, in_diffusers, in_peft
+from benchmarks.adapters.other_loaders import fused, in_comfy, in_diffusers, in_peft
 from benchmarks.reference_model import linears
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

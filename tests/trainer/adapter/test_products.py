@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.other_loaders import in_comfy
+from benchmarks.adapters.other_loaders import in_comfy
 from benchmarks.reference_model import random_model
 from safetensors.torch import load_file, save_file
 from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written

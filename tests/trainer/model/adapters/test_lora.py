@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.peft_adapters import add_peft_adapters, by_peft_names
+from benchmarks.adapters.peft_adapters import add_peft_adapters, by_peft_names
 from benchmarks.reference_model import random_model, reference_of
 from diffusers import FluxTransformer2DModel
 from tests.trainer.model.adapters.adapted_model import adapted, base_of

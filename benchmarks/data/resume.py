@@ -23,7 +23,7 @@ GLOBAL_BATCH = 512
 WORLD_SIZE, MICRO_BATCH = 64, 8
 LATE_BATCH = 1_000_000
 READ_SECONDS = 1 / 1720
-"""One sample read and discarded: Arrow + np.load at what benchmarks.loader measured on two cores."""
+"""One sample read and discarded: Arrow + np.load at what benchmarks.data.loader measured on two cores."""
 
 
 class Numbers(TorchDataset[int]):
@@ -77,7 +77,7 @@ def duration(seconds: float) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Print the cost of a late position and of an early one."""
-    parser = argparse.ArgumentParser(prog="benchmarks.resume", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.data.resume", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

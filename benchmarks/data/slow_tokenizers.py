@@ -1,4 +1,4 @@
-"""Tokenizes texts with transformers' slow tokenizers; run by ``benchmarks.tokenizers``.
+"""Tokenizes texts with transformers' slow tokenizers; run by ``benchmarks.data.tokenizers``.
 
 Arguments: ``clip`` or ``t5``, a folder with its vocabulary, the length, and whether ``ftfy`` may be imported.
 """

@@ -1,6 +1,6 @@
 """The plans of all presets against steps on fake tensors, and the host's time for a step, at up to 512 ranks.
 
-    python -m benchmarks.verify [PRESET ...]
+    python -m benchmarks.training.verify [PRESET ...]
 
 Each step is a real one of rank 0, in a process group whose collectives do nothing: memory by torch's
 trackers, collectives by bytes and calls. The host's time is that of real steps on the CPU, with as many

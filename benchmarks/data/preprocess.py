@@ -21,10 +21,10 @@ from statistics import median
 
 import numpy as np
 import torch
-from benchmarks.clean import measure
+from benchmarks.data.clean import measure
+from benchmarks.data.tiny_tokenizers import caption, clip_tokenizer, t5_tokenizer
 from benchmarks.peers import peers_python
 from benchmarks.table import print_table, spread
-from benchmarks.tiny_tokenizers import caption, clip_tokenizer, t5_tokenizer
 from PIL import Image
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
@@ -118,7 +118,7 @@ def take_turn(contender: str, root: Path, turns: Turns) -> None:
     """Let ``contender`` encode all images in its own process; append its times to ``turns``."""
     shutil.rmtree(root / contender, ignore_errors=True)
     report = root / "report.json"
-    program = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.preprocess_contender"]
+    program = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.data.preprocess_contender"]
     _, usage = measure([*program, contender, str(root)])
     times = json.loads(report.read_text())
     report.unlink()
@@ -152,7 +152,7 @@ def differences(ours: Path, theirs: Path) -> tuple[int, float]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write images and encoders in a temporary folder, encode in turn, and compare."""
-    parser = argparse.ArgumentParser(prog="benchmarks.preprocess", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.data.preprocess", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=128)
     options, _ = parser.parse_known_args(arguments)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 
-from benchmarks.operator_contender import Contender
+from benchmarks.operator.contender import Contender
 from cluster import ClusterError, processes
 from cluster.console import wait_until
 from cluster.kubectl import Manifest, kubectl

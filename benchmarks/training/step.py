@@ -32,7 +32,7 @@ class Contender:
     """A process that takes steps on request."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
-        """Drive ``process``, which runs ``benchmarks.contender``."""
+        """Drive ``process``, which runs ``benchmarks.training.contender``."""
         self.name, self._process = name, process
         self.seconds: list[float] = []
         self.cpu_seconds: list[float] = []
@@ -58,7 +58,7 @@ class Contender:
 def started(name: str, options: Namespace, compiled: bool) -> Iterator[Contender]:
     """Run contender ``name``."""
     python = sys.executable if name == "fluxtrain" else str(peers_python())
-    command = [python, "-W", "ignore", "-m", "benchmarks.contender", name]
+    command = [python, "-W", "ignore", "-m", "benchmarks.training.contender", name]
     for size in ("batch", "latent", "text"):
         command += [f"--{size}", str(getattr(options, size))]
     command += [f"--rank={options.rank}"] + (["--compiled"] if compiled else [])
@@ -154,7 +154,9 @@ def parser(
 
 def main(arguments: list[str] | None = None) -> None:
     """Compare eager, then compiled."""
-    options = parser("benchmarks.step", __doc__, NAMES).parse_args(arguments, Namespace(rank=0))
+    options = parser("benchmarks.training.step", __doc__, NAMES).parse_args(
+        arguments, Namespace(rank=0)
+    )
     for kind in options.kinds:
         title = f"training step, {kind} (target: torchtitan >= {TARGETS[kind]} x ours)"
         report(title, options, race(options, kind == "compiled"))

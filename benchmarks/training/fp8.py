@@ -1,6 +1,6 @@
 """Whether training in fp8 reaches the evaluation loss of bfloat16: pairs of runs that draw the same numbers.
 
-    python -m benchmarks.fp8 [FILE.yaml ...] [--seeds 3] [--set schedule.steps=300]
+    python -m benchmarks.training.fp8 [FILE.yaml ...] [--seeds 3] [--set schedule.steps=300]
 
 Noise, order and initial weights depend on the seed only, so the runs of a seed differ by their arithmetic.
 The difference is compared with the spread of bfloat16 over the seeds. A GPU computes fp8, a CPU emulates it.

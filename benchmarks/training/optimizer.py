@@ -74,7 +74,7 @@ def ours(config: RunConfig, model: Flux) -> Update:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.optimizer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.training.optimizer", description=__doc__)
     parser.add_argument(
         "--rounds", type=int, default=30, help="turns of each, of which 5 are dropped"
     )

@@ -1,6 +1,6 @@
 """Compares the tokenizers of training with transformers' slow ones, which MLPerf's reference uses.
 
-python -m benchmarks.tokenizers [--count 200]
+python -m benchmarks.data.tokenizers [--count 200]
 
 The vocabularies are those of FLUX.1, from the package diffsynth: CLIP's pairs and T5's sentencepiece model.
 Slow tokenizers exist in transformers 4 only, so they run in an environment of their own. CLIP's cleans texts
@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.captions import captions, words_of
+from benchmarks.data.captions import captions, words_of
 from benchmarks.peers import FOLDER as PEERS
 from benchmarks.peers import ROOT
 
@@ -90,7 +90,7 @@ def slow_ids(
     python: Path, name: str, folder: Path, length: int, ftfy: str, texts: list[str]
 ) -> Ids:
     """Return the ids of ``texts`` by the slow tokenizer ``name``, in the environment of ``python``."""
-    program = [str(python), "-W", "ignore", "-m", "benchmarks.slow_tokenizers"]
+    program = [str(python), "-W", "ignore", "-m", "benchmarks.data.slow_tokenizers"]
     command = [*program, name, str(folder), str(length), ftfy]
     done = subprocess.run(
         command,

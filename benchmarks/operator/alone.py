@@ -1,7 +1,7 @@
 """Our operator among very many jobs, on an API server that only keeps objects: no root, no cluster.
 
 So that the operator is what limits, and neither a scheduler nor etcd. The same three questions as in
-`benchmarks.operator_scale`: pods per second from the first to the last, an idle minute, a restart. And a
+`benchmarks.operator.scale`: pods per second from the first to the last, an idle minute, a restart. And a
 fourth: the leader is killed while another replica stands by.
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks import crowd
-from benchmarks.fake_api_server import FakeApiServer, serving
-from benchmarks.operator_part import Part
-from benchmarks.operator_turn import cpu_seconds, peak_bytes
+from benchmarks.operator import crowd
+from benchmarks.operator.fake_api_server import FakeApiServer, serving
+from benchmarks.operator.part import Part
+from benchmarks.operator.turn import cpu_seconds, peak_bytes
 from benchmarks.table import print_table
 from cluster.free_ports import free_port
 
@@ -182,7 +182,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 def main() -> None:
     """Measure, and print one table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.operator_alone", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.operator.alone", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--pods", type=int, default=8, help="training pods of each job")
     parser.add_argument("--nodes", type=int, default=1000)

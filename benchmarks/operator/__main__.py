@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from statistics import median
 
 import cluster
-from benchmarks.kubeflow_trainer import KubeflowTrainer
-from benchmarks.operator_contender import Contender, Fluxtrain, TrainingOperator
-from benchmarks.operator_scale import Measured, scale
-from benchmarks.operator_turn import Turn, take_turn
+from benchmarks.operator.contender import Contender, Fluxtrain, TrainingOperator
+from benchmarks.operator.kubeflow_trainer import KubeflowTrainer
+from benchmarks.operator.scale import Measured, scale
+from benchmarks.operator.turn import Turn, take_turn
 from benchmarks.table import print_table, spread
 from cluster import ClusterError, processes
 from cluster.console import log

@@ -1,4 +1,4 @@
-"""Encodes images and captions, by our tasks or by ``datasets``; run by ``benchmarks.preprocess``.
+"""Encodes images and captions, by our tasks or by ``datasets``; run by ``benchmarks.data.preprocess``.
 
 ROOT/train/*.tar    read; the same images and captions are in ROOT/folder
 ROOT/models/        T5, CLIP and autoencoder

@@ -7,14 +7,14 @@ layer of the blocks, with queries, keys and values apart.
 
 from __future__ import annotations
 
-from benchmarks.step import parser, race, report
+from benchmarks.training.step import parser, race, report
 
 NAMES = ("fluxtrain", "diffusers", "simpletuner")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Compare eager, then compiled."""
-    options_parser = parser("benchmarks.lora", __doc__, NAMES)
+    options_parser = parser("benchmarks.training.lora", __doc__, NAMES)
     options_parser.add_argument("--rank", type=int, default=16, help="of the LoRA")
     options = options_parser.parse_args(arguments)
     for kind in options.kinds:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.loader import BATCH, SHAPE, SHARD, fields_of, samples, views
+from benchmarks.data.loader import BATCH, SHAPE, SHARD, fields_of, samples, views
 from benchmarks.table import print_table, spread
 
 from fluxtrain.contract.run.data import Layout
@@ -189,7 +189,7 @@ def table(seconds: list[list[float]], count: int) -> list[list[str]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the samples in every layout in a temporary folder, verify all readers and measure them."""
-    parser = argparse.ArgumentParser(prog="benchmarks.layouts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.data.layouts", description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 32")
     options, _ = parser.parse_known_args(arguments)

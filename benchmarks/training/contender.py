@@ -1,7 +1,7 @@
 """The training steps that are compared: the same weights and the same batch in each project's code.
 
-A process of ``benchmarks.step``: for each line of stdin it takes that number of steps, and writes a line of
-JSON.
+A process of ``benchmarks.training.step``: for each line of stdin it takes that number of steps, and writes a
+line of JSON.
 Axes: b batch, l text tokens, d text width, v pooled width, ch h w latent image.
 """
 
@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.adapters.peft_adapters import add_peft_adapters
 from benchmarks.empty_package import empty_package
-from benchmarks.peft_adapters import add_peft_adapters
 from benchmarks.reference_model import random_model, reference_of
-from benchmarks.torchtitan_names import to_torchtitan
+from benchmarks.training.torchtitan_names import to_torchtitan
 from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)  # noqa: N812  (the usual name)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from benchmarks.contender import CONTENDERS, FLUX_DEBUG, make_task
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
-from benchmarks.torchtitan_names import from_torchtitan
+from benchmarks.training.contender import CONTENDERS, FLUX_DEBUG, make_task
+from benchmarks.training.torchtitan_names import from_torchtitan
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -87,7 +87,7 @@ def compare(ours: Path, theirs: Path) -> tuple[dict[str, float], float]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Take all steps and print the table; return 1 if a group differs by more than the tolerance."""
-    parser = argparse.ArgumentParser(prog="benchmarks.parity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.training.parity", description=__doc__)
     parser.add_argument("--contender", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     options, _ = parser.parse_known_args(arguments)
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         files = {name: Path(folder) / f"{name}.safetensors" for name in NAMES}
         for name, path in files.items():
             python = sys.executable if name == "fluxtrain" else str(peers_python())
-            command = [python, "-W", "ignore", "-m", "benchmarks.parity"]
+            command = [python, "-W", "ignore", "-m", "benchmarks.training.parity"]
             command += ["--contender", name, "--output", str(path)]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=sys.stderr)

@@ -121,10 +121,10 @@ def num_different(ours: Path, theirs: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write a raw set in a temporary folder, clean it with both, and compare."""
-    parser = argparse.ArgumentParser(prog="benchmarks.clean", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.data.clean", description=__doc__)
     parser.add_argument("--samples", type=int, default=1000)
     options, _ = parser.parse_known_args(arguments)
-    reference = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.clean_reference"]
+    reference = [str(peers_python()), "-W", "ignore", "-m", "benchmarks.data.clean_reference"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_raw(folder / "raw", options.samples)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from benchmarks.operator_contender import Fluxtrain, samples
-from benchmarks.operator_turn import quantile
+from benchmarks.operator.contender import Fluxtrain, samples
+from benchmarks.operator.turn import quantile
 
 
 class Part:

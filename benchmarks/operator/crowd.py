@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.fake_api_server import FakeApiServer
+from benchmarks.operator.fake_api_server import FakeApiServer
 
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.job import Manifest

@@ -1,6 +1,6 @@
 """The losses of a training by torchtitan's FLUX code and by ours: equal weights, samples and draws.
 
-    python -m benchmarks.trajectory [--steps 50]
+    python -m benchmarks.training.trajectory [--steps 50]
 
 The model is torchtitan's ``flux-debug`` with MLPerf's initial weights, optimizer and learning rate.
 torchtitan runs as it would on one GPU: FSDP2 on a mesh of one rank, with the mixture rounded as MLPerf's
@@ -20,9 +20,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from benchmarks.contender import FLUX_DEBUG, make_batch, torchtitan_model, torchtitan_update
 from benchmarks.peers import ROOT, peers_python
 from benchmarks.table import print_table
+from benchmarks.training.contender import (
+    FLUX_DEBUG,
+    make_batch,
+    torchtitan_model,
+    torchtitan_update,
+)
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.config import RunConfig
@@ -156,7 +161,7 @@ def losses_of(name: str, steps: int) -> Iterator[float]:
 def run(name: str, steps: int) -> list[float]:
     """Return the losses of arm ``name``, which is a process of its own."""
     python = sys.executable if ARMS[name].project == "fluxtrain" else str(peers_python())
-    command = [python, "-W", "ignore", "-m", "benchmarks.trajectory", "--arm", name]
+    command = [python, "-W", "ignore", "-m", "benchmarks.training.trajectory", "--arm", name]
     command += ["--steps", str(steps)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Simulates a job of 64 nodes with 8 GPUs for 30 days with the operator's own planner; prints its goodput.
 
-    python -m benchmarks.month [--days 30] [--seeds 3] [--start SECONDS …]
+    python -m benchmarks.operator.month [--days 30] [--seeds 3] [--start SECONDS …]
 
 Faults come at the rate that Meta published for 1,024 GPUs (one in 7.9 hours), in proportion to the number of
 GPUs. Half of them end a process, the others a node. Beside it: a system that restarts every pod from storage
@@ -59,7 +59,7 @@ class Recovery:
 
 
 OURS = Recovery("fluxtrain, memory", 1, 10, 60, 120, 20, is_elastic=True)
-_FAULTS = Path(__file__).parent.parent / "docs" / "faults.md"
+_FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
 _PROCESS_ROW, _NODE_ROW = "rank-killed", "power-off"
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 

@@ -181,7 +181,7 @@ def race(folder: Path, count: int, rounds: int) -> dict[str, list[float]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the data for each reader in a temporary folder, and measure."""
-    parser = argparse.ArgumentParser(prog="benchmarks.loader", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.data.loader", description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--samples", type=int, default=256, help="a multiple of 32")
     parser.add_argument(

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import diffusers
 import torch
-from benchmarks.invokeai import VERSION, Readers, import_readers, in_invokeai, installed
-from benchmarks.other_loaders import clip_model, fused, in_comfy, in_diffusers, in_peft
+from benchmarks.adapters.invokeai import VERSION, Readers, import_readers, in_invokeai, installed
+from benchmarks.adapters.other_loaders import clip_model, fused, in_comfy, in_diffusers, in_peft
 from benchmarks.table import print_table
 from safetensors.torch import load_file
 from torch import Tensor

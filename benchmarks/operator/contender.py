@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import cluster.nodes.fake_nodes
-from benchmarks.mounted_secret import MountedSecret
+from benchmarks.operator.mounted_secret import MountedSecret
 from cluster import processes
 from cluster.commands import run
 from cluster.console import wait_until

@@ -10,9 +10,9 @@ from datetime import datetime
 from itertools import pairwise
 from time import monotonic, sleep
 
-from benchmarks.operator_contender import Fluxtrain
-from benchmarks.operator_part import Part
-from benchmarks.operator_turn import (
+from benchmarks.operator.contender import Fluxtrain
+from benchmarks.operator.part import Part
+from benchmarks.operator.turn import (
     Pods,
     cores,
     cpu_seconds,

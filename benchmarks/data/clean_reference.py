@@ -1,4 +1,4 @@
-"""Cleaning CC12M as the MLPerf reference does, on datasets and torchvision; run by ``benchmarks.clean``."""
+"""Cleaning CC12M as the MLPerf reference does, on datasets and torchvision; for ``benchmarks.data.clean``."""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from benchmarks.mounted_secret import MountedSecret
-from benchmarks.operator_contender import (
+from benchmarks.operator.contender import (
     IMAGE,
     ON_FAKE_NODES,
     START_SECONDS,
@@ -18,6 +17,7 @@ from benchmarks.operator_contender import (
     module_folder,
     samples,
 )
+from benchmarks.operator.mounted_secret import MountedSecret
 from cluster import processes
 from cluster.access.certificates import AUTHORITY, Identity, issue
 from cluster.console import wait_until

@@ -23,8 +23,8 @@ from time import perf_counter, sleep
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from benchmarks.contender import FLUX_DEBUG
 from benchmarks.table import print_table, spread
+from benchmarks.training.contender import FLUX_DEBUG
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 
 from fluxtrain import optim
@@ -168,7 +168,7 @@ def race(folder: Path, rounds: int) -> tuple[int, dict[str, Times]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Save in a temporary folder and print the times."""
-    parser = argparse.ArgumentParser(prog="benchmarks.checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="benchmarks.training.checkpoint", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--folder", help="where to write; the system's temporary folder if left out"
