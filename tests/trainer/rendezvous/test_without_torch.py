@@ -10,7 +10,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from cluster.free_ports import free_port
+from cluster.free_ports import free_ports
 from tests.paths import ROOT
 
 from fluxtrain.rendezvous.client import Client
@@ -57,8 +57,9 @@ def test_the_modules_of_torch_are_refused() -> None:
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     (tmp_path / "key").write_bytes(b"key")
-    port = free_port()
-    arguments = ["rendezvous", f"--port={port}", "--nodes=1:1", f"--key={tmp_path / 'key'}"]
+    port, members = free_ports(2)
+    ports = [f"--port={port}", f"--members-port={members}"]
+    arguments = ["rendezvous", *ports, "--nodes=1:1", f"--key={tmp_path / 'key'}"]
     code = PROGRAM.format(refused=refused_modules(), arguments=arguments)
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     yield process, port
