@@ -116,10 +116,11 @@ def without_values(
     config: ModelConfig, kind: Callable[..., FluxTransformer2DModel] = FluxTransformer2DModel
 ) -> FluxTransformer2DModel:
     """Return diffusers' model, or another ``kind`` with its arguments, on the meta device."""
+    out = {"out_channels": config.out_channels} if config.condition == "fill" else {}
     with torch.device("meta"):
         return kind(
             in_channels=config.in_channels,
-            out_channels=config.out_channels,
+            **out,  # SimpleTuner's model has no such argument
             num_layers=config.depth,
             num_single_layers=config.depth_single_blocks,
             attention_head_dim=config.hidden_size // config.num_heads,

@@ -72,11 +72,11 @@ def started(name: str, options: Namespace, compiled: bool) -> Iterator[Contender
         stderr=None if options.verbose else subprocess.DEVNULL,
         text=True,
     )
-    with suppress(BrokenPipeError), process:
-        try:
-            yield Contender(name, process)
-        finally:
-            process.kill()
+    try:
+        yield Contender(name, process)
+    finally:
+        process.kill()
+        process.communicate()  # unlike close(), it forgives a pipe that is broken already
 
 
 def race(options: Namespace, compiled: bool) -> list[Contender]:
