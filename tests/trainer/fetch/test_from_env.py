@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tests.trainer.commands import Forked, start
 from tests.trainer.fetch import guide
 from tests.trainer.fetch.servers import FileServer
@@ -90,6 +92,13 @@ def test_a_spot_interruption_goes_on_and_the_file_has_the_guides_name(
     third = start(*container.options, log=errors, **environment)
     assert third.wait(120) == 0
     assert f"{final}: it is there already" in errors.read_text()
+    other = start(*container.options, log=errors, **container.environment(OUTPUT_NAME="other"))
+    assert other.wait(120) == EXIT_USAGE
+    renamed = container.output / "other.safetensors"
+    step = f"fluxtrain adapter convert {container.output} --output {renamed}"
+    assert step in errors.read_text()
+    assert main([*shlex.split(step)[1:]]) == 0
+    assert load_file(renamed).keys() == load_file(final).keys()
 
 
 def wait_for(done: Callable[[], bool], process: Forked, log: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -28,7 +29,7 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StorageError
 from fluxtrain.runtime.files import atomic_write
 
 
@@ -185,9 +186,14 @@ def _from_env(arguments: argparse.Namespace) -> int:
     alone = dict.fromkeys(("nodes", "rendezvous", "node_rank", "rendezvous_timeout"))
     given_here = {**vars(arguments), "file": file, "overrides": []}
     try:
-        return run.action(argparse.Namespace(**{**given_here, **folders, **alone}))
+        code = run.action(argparse.Namespace(**{**given_here, **folders, **alone}))
     finally:
         _link_files(output, imported.config.adapter_file.name)
+    if code == EXIT_OK and not last.exists():
+        text = "is missing, and the run that made it is finished; it has its weights still"
+        own, other = (shlex.quote(str(path)) for path in (output, last))
+        raise DataError(f"{last}: {text}: fluxtrain adapter convert {own} --output {other}")
+    return code
 
 
 _FILES = {

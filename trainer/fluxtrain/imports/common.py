@@ -533,7 +533,8 @@ _OF_DATA_SETS = {"batch_size": "train_batch_size"} | {
 def with_data_sets(options: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Return ``options`` of sd-scripts with those of the data set config that they name, which win there.
 
-    It is read if it is found from ``folder``; of several data sets, what is the same in all counts.
+    It is read if it is found from ``folder``. Of several data sets, what is the same in all counts, and the
+    largest batch.
     """
     name, found = options.get("dataset_config"), dict(options)
     if not isinstance(name, str) or not name.lower().endswith((".toml", ".json")):
@@ -553,4 +554,6 @@ def with_data_sets(options: Mapping[str, object], folder: Path) -> dict[str, obj
         values = [table.get(name) for table in tables]
         if values and values[0] is not None and all(value == values[0] for value in values):
             found[option] = values[0]
+        elif name == "batch_size" and (sizes := [it for it in values if type(it) is int]):
+            found[option] = max(sizes)
     return found

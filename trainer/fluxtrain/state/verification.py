@@ -17,14 +17,12 @@ from dataclasses import astuple
 from itertools import compress
 from pathlib import Path
 
-import torch
-
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime import files as checksums
 from fluxtrain.runtime.files import Block, FileSums
 from fluxtrain.runtime.progress import Alive
-from fluxtrain.runtime.safetensors import read_header
+from fluxtrain.runtime.safetensors import ALL_DTYPES, read_header
 from fluxtrain.state.run_state import (
     DONE,
     kind_of_result,
@@ -34,8 +32,6 @@ from fluxtrain.state.run_state import (
 )
 
 _SUFFIX = ".safetensors"
-_CODES = {"U8": torch.uint8}
-"""The type of moments in 8 bits, beside those of weights."""
 _NUM_THREADS = 8
 """Reads at the same time, so that the storage is as busy as in a load."""
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
@@ -106,7 +102,7 @@ def _ranges_of_weights(path: Path, kind: str) -> list[tuple[int, int]]:
     """Return the bytes of the header and of ``kind`` in ``path``: all bytes of a file without tensors."""
     if path.suffix != _SUFFIX:
         return [(0, path.stat().st_size)]
-    spans = read_header(path, _CODES)
+    spans = read_header(path, ALL_DTYPES)  # also those of an optimizer
     header = min((span.offset for span in spans.values()), default=path.stat().st_size)
     weights = [span for name, span in spans.items() if _kind(name) == kind]
     return [(0, header), *((span.offset, span.offset + span.num_bytes) for span in weights)]
