@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from safetensors.torch import load_file
 from tests.trainer import in_process
 from tests.trainer.conditions.pairs import CONDITIONS, config, write_pairs
 from tests.trainer.outputs import losses
-from tests.trainer.picture_cache.folders import cache
-from tests.trainer.tiny_encoders import CHANNELS, write_encoders
+from tests.trainer.picture_cache.folders import cache, file_of
+from tests.trainer.tiny_encoders import CHANNELS, small_image, write_encoders
 
 from fluxtrain.contract.process import RunPaths
+from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import PictureDataset
+from fluxtrain.data.pictures.picture import PictureError, control_of, mask_of
 from fluxtrain.data.pictures.subset import find_pictures
 from fluxtrain.encode.codec import load_codec
 from fluxtrain.errors import ConfigError
@@ -163,6 +166,75 @@ def test_controls_of_another_shape(paths: RunPaths, tmp_path: Path) -> None:
     assert len(opened(again, "fill", max_skipped=0.5)) == 1
     report = json.loads((again.output / "pictures.json").read_text())
     assert "another aspect ratio" in report["skipped"]["000.png"]
+
+
+def test_the_names_of_controls_and_pictures_may_differ_in_case(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    data = write_pairs(tmp_path / "data/pairs", 3)
+    (data / "control/000.webp").rename(data / "control/Cafe\u0301.webp")
+    (data / "target/000.png").rename(data / "target/caf\u00e9.png")
+    (data / "control/other.png").write_bytes(b"")
+    Image.new("RGB", (9, 9)).save(data / "control/001.jpg")
+    other = RunPaths(paths.output, tmp_path / "data", paths.models)
+    pictures, skipped, left_out = find_pictures(config("kontext"), other.data)
+    controls = {picture.file.name: picture.control_path for picture in pictures}
+    assert controls["caf\u00e9.png"] == data / "control/Cafe\u0301.webp"
+    assert (len(controls), skipped) == (3, {})
+    unused = {
+        str(data / "control" / name): "is the control of no picture"
+        for name in ("001.webp", "other.png")
+    }
+    assert left_out.items() >= unused.items()
+
+
+def drawn(mode: str, inside: Any, outside: Any) -> bytes:
+    """Return a mask of 32 x 16 pixels whose left half has the colour ``inside``."""
+    image = Image.new(mode, (32, 16), outside)
+    image.paste(inside, (0, 0, 16, 16))
+    return file_of(image, "PNG")
+
+
+AT = Placement((32, 16), (32, 16))
+HALF = torch.zeros(16, 32, dtype=torch.uint8)
+HALF[:, :16] = 255
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        drawn("L", 255, 0),
+        drawn("RGBA", (255, 255, 255, 255), (0, 0, 0, 0)),
+        drawn("RGBA", (255, 255, 255, 255), (255, 255, 255, 0)),
+        drawn("LA", (255, 255), (255, 0)),
+    ],
+    ids=["grey", "on transparent black", "on transparent white", "grey with opacity"],
+)
+def test_what_is_transparent_in_a_mask_is_black(content: bytes) -> None:
+    assert control_of(content, "fill", (32, 16), AT)[0].equal(HALF)
+    assert mask_of(content, "", (32, 16), AT).equal(HALF[::8, ::8] / 255)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("fill", drawn("L", 1, 0), "brightest pixel has 1: nothing of it would be filled; 255 is"),
+        ("fill", drawn("RGBA", (90, 120, 200, 255), (150, 90, 60, 0)), "nothing of it"),
+        (
+            "fill",
+            file_of(small_image(1), "PNG"),
+            "is no mask: .* % of it is neither black nor white",
+        ),
+        ("kontext", file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
+        ("kontext", file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
+    ],
+    ids=["dark", "transparent photograph", "photograph", "tiny", "panorama"],
+)
+def test_a_control_that_is_none_is_named(kind: str, content: bytes, message: str) -> None:
+    with Image.open(io.BytesIO(content)) as image:
+        size = image.size if kind == "fill" else (32, 16)
+    with pytest.raises(PictureError, match=message):
+        control_of(content, kind, size, Placement((32, 16), (32, 16)))
 
 
 @pytest.mark.parametrize(

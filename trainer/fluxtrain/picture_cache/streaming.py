@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -84,7 +84,7 @@ class Streaming:
     world: World
     _folders: dict[str, Listing] = field(default_factory=dict)
     """Pictures of folders, by URL; on rank 0."""
-    _masks: dict[Path, Mapping[str, PictureFile]] = field(default_factory=dict)
+    _masks: dict[Path, Sequence[PictureFile]] = field(default_factory=dict)
 
     def list_folders(self) -> None:
         """List the pictures of folders on rank 0, to which their captions are fetched."""
@@ -182,7 +182,7 @@ class Streaming:
             if not is_done(self.config, self.cache, picture, exists)
         ]
 
-    def _mask_files(self, folder: Path | None) -> Mapping[str, PictureFile] | None:
+    def _mask_files(self, folder: Path | None) -> Sequence[PictureFile] | None:
         if folder is None:
             return None
         if folder not in self._masks:

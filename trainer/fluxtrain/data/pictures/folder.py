@@ -110,12 +110,12 @@ def list_pictures(
     seen = (name for name in absent if not _is_below_hidden(name))
     names = sorted({*tree.names, *seen}, key=in_order)
     unused = _unused_texts(names)
-    similar = _similar(names, captions.keys() - {*names})
-    captions = {similar.get(name, name): text for name, text in captions.items()}
+    same = similar(names, captions.keys() - {*names})
+    captions = {same.get(name, name): text for name, text in captions.items()}
     beside = _similar_texts(folder, names, unused)
     pictures, skipped = _pictures(folder, names, captions, root, absent, encoding, beside)
     skipped, left_out = tree.skipped | skipped, tree.left_out | unused
-    left_out |= {row: f"{SIMILAR} {name}, whose caption it has" for row, name in similar.items()}
+    left_out |= {row: f"{SIMILAR} {name}, whose caption it has" for row, name in same.items()}
     known = {picture.name for picture in pictures} | skipped.keys() | left_out.keys()
     for number, name in enumerate(captions, 1):
         if name not in known:
@@ -173,7 +173,7 @@ SIMILAR = "differs in case or Unicode form alone from"
 """In the reason of a text, or a row, that is read nevertheless."""
 
 
-def _similar(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+def similar(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     """Return by the names ``wanted`` that of ``given`` from which each differs in case or Unicode form.
 
     Names that are like several have none.
@@ -200,10 +200,10 @@ def _similar_texts(
     stems = {stem for stem, suffix in parts if suffix.lower() in SUFFIXES}
     stems -= {stem for stem, suffix in parts if suffix in _EXTENSIONS}
     texts = [name for name in unused if splitext(name)[1].lower() in EXTENSIONS]
-    similar = _similar(stems, {splitext(name)[0] for name in texts})
+    same = similar(stems, {splitext(name)[0] for name in texts})
     found = defaultdict[str, list[Path]](list)
     for name in texts:
-        if stem := similar.get(splitext(name)[0]):
+        if stem := same.get(splitext(name)[0]):
             found[stem].append(folder / name)
             unused[name] = f"{SIMILAR} {_printable(stem)}, whose caption it is"
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache
@@ -22,14 +22,14 @@ from threading import Lock
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig, VariantsConfig
 from fluxtrain.data.images import reason_of, resize_crop
 from fluxtrain.data.order import Buckets, Placement
-from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
+from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures, similar
 from fluxtrain.runtime import draws
 
 DECODER = 1
@@ -101,6 +101,12 @@ def decode_alpha(content: bytes) -> Image.Image:
         if not turned.has_transparency_data:
             return Image.new("L", turned.size, 255)
         return turned.convert("RGBA").getchannel("A")
+
+
+def _decode_mask(content: bytes) -> Image.Image:
+    """Return the mask in ``content`` as `decode` does, but its transparent parts black."""
+    mask, opacity = decode(content), decode_alpha(content)
+    return ImageChops.multiply(mask, opacity.convert("RGB"))
 
 
 def _alone_if_large(image: Image.Image) -> AbstractContextManager[object]:
@@ -205,6 +211,10 @@ def _srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     return image
 
 
+_BLACK, _MOST_GREY = 32, 0.5
+"""How far from black and white a grey is, and the largest part of a mask that may be grey: a blurred edge."""
+_LEAST_KEPT = 0.25
+"""Part of a control of another aspect ratio that its picture must leave of it."""
 _SAME_ASPECT = 0.02
 """Part by which the aspect ratio of a mask may differ from that of its picture, by rounding."""
 
@@ -213,29 +223,39 @@ def mask_files(
     folder: Path,
     root: Path | None = None,
     hint: str = "; it should have a mask for each picture",
-) -> dict[str, PictureFile]:
-    """Return the masks in ``folder`` by their names without suffix; links are as in `list_pictures`.
+) -> list[PictureFile]:
+    """Return the masks in ``folder``; links are as in `list_pictures`.
 
     Raises DataError, which ends with ``hint``, if there is no such folder.
     """
     codec = "latin-1"  # decodes anything: their captions are not used
-    found = list_pictures(folder, hint, root, encoding=codec).pictures
-    return {stem(mask.name): mask for mask in reversed(found)}
+    return list_pictures(folder, hint, root, encoding=codec).pictures
 
 
-def with_masks(listing: Listing, by_stem: Mapping[str, PictureFile] | None, place: str) -> Listing:
-    """Return ``listing`` with the masks ``by_stem`` of ``place``; pictures without one are skipped.
+def partners(names: Iterable[str], files: Sequence[PictureFile]) -> dict[str, PictureFile]:
+    """Return by the ``names`` of pictures the one of ``files`` that belongs to each.
 
-    They have the pictures' names with any suffix. None: there are no masks.
+    It has the same name but for the suffix, and, if there is none, but for case or Unicode form.
     """
-    if by_stem is None:
+    by_stem = {stem(file.name): file for file in reversed(files)}
+    stems = {name: stem(name) for name in names}
+    nearly = similar(by_stem, {*stems.values()} - by_stem.keys())
+    found = {name: by_stem.get(nearly.get(own, own)) for name, own in stems.items()}
+    return {name: file for name, file in found.items() if file is not None}
+
+
+def with_masks(listing: Listing, files: Sequence[PictureFile] | None, place: str) -> Listing:
+    """Return ``listing`` with the masks ``files`` of ``place``; pictures without one are skipped.
+
+    None: there are no masks.
+    """
+    if files is None:
         return listing
-    masks = {picture.name: by_stem.get(stem(picture.name)) for picture in listing.pictures}
-    missing = [name for name, mask in masks.items() if mask is None]
+    masks = partners((picture.name for picture in listing.pictures), files)
+    missing = [picture.name for picture in listing.pictures if picture.name not in masks]
     skipped = listing.skipped | dict.fromkeys(missing, f"has no mask in {place}")
-    kept = [picture for picture in listing.pictures if masks[picture.name] is not None]
-    known = {name: mask for name, mask in masks.items() if mask is not None}
-    return replace(listing, pictures=kept, skipped=dict(sorted(skipped.items())), masks=known)
+    kept = [picture for picture in listing.pictures if picture.name in masks]
+    return replace(listing, pictures=kept, skipped=dict(sorted(skipped.items())), masks=masks)
 
 
 def control_of(
@@ -247,7 +267,7 @@ def control_of(
     Raises PictureError if it is none.
     """
     try:
-        image = decode(content)
+        image = _decode_mask(content) if kind == "fill" else decode(content)
     except PictureError as error:
         raise PictureError(f"its control: {error}") from None
     if abs(image.width * size[1] / (image.height * size[0]) - 1) > _SAME_ASPECT:
@@ -260,10 +280,30 @@ def control_of(
             for want, own in zip(placement.size, image.size, strict=True)
         ]
         placement = replace(placement, resized=(resized[0], resized[1]), corner=None)
+        kept = placement.size[0] * placement.size[1] / (resized[0] * resized[1])
+        if kept < _LEAST_KEPT:
+            text = f"its control has {image.width} x {image.height} pixels"
+            raise PictureError(f"{text}, of which {100 * kept:.0f} % would be kept")
+    if kind != "fill":
+        try:
+            require_enough_pixels(*image.size, placement)
+        except PictureError as error:
+            raise PictureError(f"its control: {error}") from None
     pixels = fit(image, placement)
-    if kind == "fill" and not torch.any(pixels[0] > 127):
-        raise PictureError("its control is black: nothing of it would be filled")
+    if kind == "fill":
+        _require_hole(pixels[0])
     return pixels
+
+
+def _require_hole(mask: UInt8[Tensor, "H W"]) -> None:
+    """Raise PictureError if ``mask`` fills nothing, or is a picture instead."""
+    if not torch.any(mask > 127):
+        text = f"its control's brightest pixel has {int(mask.max())}: nothing of it would be filled"
+        raise PictureError(f"{text}; 255 is filled")
+    grey = ((mask > _BLACK) & (mask < 255 - _BLACK)).float().mean().item()
+    if grey > _MOST_GREY:
+        text = f"its control is no mask: {100 * grey:.0f} % of it is neither black nor white"
+        raise PictureError(f"{text}; white is filled, and what is transparent is black")
 
 
 def drawn_hole(seed: int, sha256: str, placement: Placement) -> UInt8[Tensor, "3 H W"]:
@@ -299,7 +339,7 @@ def mask_of(
     if abs(width * size[1] / (height * size[0]) - 1) > _SAME_ASPECT:
         text = f"its mask has {width} x {height} pixels, another aspect ratio than {size[0]} x {size[1]}"
         raise PictureError(text)
-    mask = decode_alpha(content) if kind == ALPHA else decode(content)
+    mask = decode_alpha(content) if kind == ALPHA else _decode_mask(content)
     pixels = fit(mask.convert("RGB"), placement)[:1].float() / 255
     height, width = placement.latent_size
     weights: Tensor = interpolate(pixels[None], size=(height, width), mode="area")[0, 0]

@@ -25,11 +25,11 @@ from fluxtrain.data.pictures.kohya_config import (
 from fluxtrain.data.pictures.picture import (
     PictureError,
     mask_files,
+    partners,
     picture_size,
     placements,
     read_bytes,
     require_enough_pixels,
-    stem,
     variant_placements,
     with_masks,
 )
@@ -262,14 +262,18 @@ def find_pictures(config: RunConfig, data_root: Path, places: Places | None = No
     if config.data.controls is None:
         return Found(every, skipped, left_out)
     folder, found = data_root / config.data.controls, list[TrainingPicture]()
-    by_stem = mask_files(folder, data_root, hint="; spec.run.data.controls names it")
+    files = mask_files(folder, data_root, hint="; spec.run.data.controls names it")
     is_one = len({picture.folder for picture in every}) == 1
-    for picture in every:
-        name = picture.file.name if is_one else picture.label
-        if control := by_stem.get(stem(name)):
+    names = [picture.file.name if is_one else picture.label for picture in every]
+    controls = partners(names, files)
+    for picture, name in zip(every, names, strict=True):
+        if control := controls.get(name):
             found.append(replace(picture, control=control, controls=folder))
         else:
             skipped[picture.label] = f"has no control in {folder}"
+    taken = {control.name for control in controls.values()}
+    unused = (file.name for file in files if file.name not in taken)
+    left_out |= {str(folder / name): "is the control of no picture" for name in unused}
     return Found(found, skipped, left_out)
 
 
