@@ -254,3 +254,42 @@ def test_a_file_of_clip_alone_is_not_offered_for_a_merge(
     told = capsys.readouterr().out
     assert "use:           convert to " in told
     assert "merge" not in told
+
+
+NAME = "lora_unet_double_blocks_0_img_attn_qkv"
+WHOLE = {f"{NAME}.{DOWN}": torch.full((2, 64), 1e20), f"{NAME}.{UP}": torch.full((192, 2), 1e20)}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {f"{NAME}.{UP}": torch.full((192, 2), torch.nan)},
+            "holds:         a damaged LoRA of FLUX.1",
+        ),
+        ({f"{NAME}.{UP}": torch.ones(192, 2, dtype=torch.int8)}, "is int8, of a quantised file"),
+        ({}, f"largest norm:  {1e40 * 2 * (64 * 192) ** 0.5:.4g} of double_blocks.0.img_attn.qkv"),
+        ({"\x1b[31m\nred": torch.ones(1)}, "unknown:       1: \\x1b[31m\\nred"),
+    ],
+    ids=["not a number", "int8", "large", "escape"],
+)
+def test_odd_values_and_names_are_described(
+    change: dict[str, Tensor], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(WHOLE | change, tmp_path / "odd.safetensors")
+    assert main(["adapter", "info", str(tmp_path / "odd.safetensors")]) == EXIT_OK
+    assert says in capsys.readouterr().out
+
+
+def test_values_that_overflow_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file(WHOLE, tmp_path / "large.safetensors")
+    resize = ["adapter", "resize", "--rank=1", "--output", str(tmp_path / "small.safetensors")]
+    assert main([*resize, str(tmp_path / "large.safetensors")]) == EXIT_USAGE
+    assert "img_attn" in capsys.readouterr().err
+    model = random_model(MODEL)
+    with torch.no_grad():
+        model.img_in.weight.fill_(1e5)
+    base = save_flux(model, tmp_path)
+    wide = ["export", str(base), "--output", str(tmp_path / "half.safetensors"), "--to=bfl"]
+    assert main([*wide, "--dtype=float16"]) == EXIT_USAGE
+    assert "is not finite in float16; bfloat16 has a wider range" in capsys.readouterr().err

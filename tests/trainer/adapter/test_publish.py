@@ -161,7 +161,7 @@ def add_samples(run: Path, step: int, *prompts: str) -> None:
 def run(tmp_path: Path) -> Path:
     """Return the folder of a run with a LoRA and samples."""
     run, adapter = tmp_path / "runs/style", AdapterConfig(rank=2)
-    values = {"preset": "micro", "adapter": adapter.model_dump(mode="json")}
+    values = {"preset": "dev-lora", "adapter": adapter.model_dump(mode="json")}
     dev = {"model": {"guidance_embed": True}, "initial_weights": "/secret/flux1-dev.safetensors"}
     config = resolve({**values, **dev})
     (run / "adapters").mkdir(parents=True)
@@ -219,6 +219,25 @@ def test_a_run_is_published_once(hub: Hub, run: Path, capsys: pytest.CaptureFixt
     assert sorted(hub.files) == ["README.md", "images/00.png", "lora.safetensors"]
 
 
+def test_a_base_that_nobody_can_get_is_not_named(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    config["model"] |= {"hidden_size": 128, "num_heads": 4, "axes_dim": [8, 12, 12]}
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["push", str(run), REPO, "--dry-run", "--trigger=i`nk"]) == EXIT_OK
+    card = (run / "README.md").read_text()
+    assert not {"base_model", "license_link"} & front_matter(card).keys()
+    assert "black-forest-labs" not in card
+    assert "Write `` i`nk `` in the prompt." in card
+
+
+@pytest.mark.parametrize("repo", ["me/a--b", "me/x.git", "me/" + "x" * 200])
+def test_a_name_that_the_hub_does_not_take_is_a_wrong_option(
+    hub: Hub, run: Path, repo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["push", str(run), repo]) == EXIT_USAGE
+    assert "REPO: got 'me/" in capsys.readouterr().err
+
+
 def test_nothing_becomes_public_by_itself(
     hub: Hub, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +256,10 @@ def test_the_card_can_be_looked_at_first(
     assert main(["push", str(run), REPO, "--dry-run"]) == EXIT_OK
     assert "nothing was sent" in capsys.readouterr().out
     assert front_matter((run / "README.md").read_text())["base_model_relation"] == "adapter"
+    assert main(["push", str(run), REPO, "--dry-run"]) == EXIT_OK
+    (run / "README.md").write_text("mine")
+    assert main(["push", str(run), REPO, "--dry-run"]) == EXIT_USAGE
+    assert (run / "README.md").read_text() == "mine"
 
 
 def test_a_token_that_is_missing_or_may_not_write(

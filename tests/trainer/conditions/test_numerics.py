@@ -23,10 +23,12 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig, SamplingConfig
 from fluxtrain.data.dataset import Batch
 from fluxtrain.encode.codec import condition_of
+from fluxtrain.errors import DataError
 from fluxtrain.model.flux import Flux, image_ids, pack, text_ids, unpack
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.sample.denoise import denoise
 from fluxtrain.weights import open_weights, write_weights
+from fluxtrain.weights.reader import require_complete
 
 SHIFT, SCALE, TEXT = 0.3, 0.7, 7
 SIZES = [(16, 16), (12, 20), (6, 2), (10, 14)]
@@ -213,3 +215,6 @@ def test_the_weights_of_fill_are_known_by_their_shapes(layout: Any, tmp_path: Pa
     found = dict(opened.read(list(opened.shapes)))
     assert all(torch.equal(found[name], value) for name, value in flux.state_dict().items())
     assert Flux(run.model).img_in.weight.shape == (64, 8 * CHANNELS + 256)
+    step = f"set model.condition to fill and model.in_channels to {run.model.in_channels}"
+    with pytest.raises(DataError, match=step):
+        require_complete(opened, run_of("kontext").model)

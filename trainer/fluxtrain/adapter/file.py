@@ -483,7 +483,8 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
     if is_adapter(shapes) and all(map(is_of_text_encoder, shapes)):
         kind = Kind("a LoRA of text encoders alone")
     if kind is not None and kind.use == ADAPTER_USE:
-        kind = Kind("adapters of an unknown model or tool")
+        own_text = "a damaged LoRA of FLUX.1" if reason and num_known else ""
+        kind = Kind(own_text or "adapters of an unknown model or tool")
     yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
     yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
     if num_known:
@@ -550,7 +551,8 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
             yield name, f"{len(items)}: {named(items)}"
     if not all(map(is_clip, adapter)):
         yield "base model", base_of(adapter)
-    yield from of_metadata(file.metadata)
+    own = {"software": "fluxtrain"} if file.path.is_dir() else {}
+    yield from of_metadata(own | dict(file.metadata))
     yield "use", _uses(file)
 
 

@@ -16,6 +16,7 @@ from fluxtrain.adapter.file import read_adapter, readers
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CONFIG_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import UNSET, ConfigError, DataError, one_line
 from fluxtrain.fetch.http import DownloadError
 from fluxtrain.state.run_state import read_config
@@ -26,6 +27,7 @@ _IMAGES = "images"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PUBLISHER = "black-forest-labs"
 _OPEN = "FLUX.1-schnell"
+_SIZES = ("hidden_size", "depth", "depth_single_blocks", "vec_in_dim", "context_in_dim")
 _DEV = "FLUX.1-dev"
 _OTHERS = {"kontext": "FLUX.1-Kontext-dev", "fill": "FLUX.1-Fill-dev", "krea": "FLUX.1-Krea-dev"}
 """What names the base in the name of its file, if it is neither schnell nor plain dev."""
@@ -76,7 +78,10 @@ class Publication:
 
     @property
     def base(self) -> str:
-        """Return the name of the base model at the Hub."""
+        """Return the name of the base model at the Hub; "" if it is of other sizes, and not there."""
+        sizes, own = ModelConfig(), self.config.model
+        if any(getattr(own, name) != getattr(sizes, name) for name in _SIZES):
+            return ""
         if not self.config.model.guidance_embed:
             return f"{_PUBLISHER}/{_OPEN}"
         names = self.config.model.condition, Path(self.config.initial_weights or "").name
@@ -96,9 +101,13 @@ class Publication:
         )
         title = repo.rpartition("/")[2]
         parts = [f"---\n{front}---", f"# {title}", "<Gallery />"]
-        parts.append(f"A LoRA of [{self.base}](https://huggingface.co/{self.base}).")
+        of_own = "a small model, which is not published"
+        link = f"[{self.base}](https://huggingface.co/{self.base})" if self.base else of_own
+        parts.append(f"A LoRA of {link}.")
         if trigger:
-            parts += ["## Trigger", f"Write `{_code(trigger)}` in the prompt."]
+            quotes = "``" if "`" in trigger else "`"
+            word = " ".join(trigger.split())
+            parts += ["## Trigger", f"Write {quotes} {word} {quotes} in the prompt."]
         parts += ["## Use it", *self._use(repo)]
         rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in self._settings())
         parts += ["## Settings", f"| | |\n|---|---|\n{rows}"]
@@ -106,16 +115,16 @@ class Publication:
         return "\n\n".join(parts) + "\n"
 
     def _front_matter(self, trigger: str | None) -> dict[str, Any]:
-        front: dict[str, Any] = {"license": "apache-2.0"}
-        if not self.base.endswith(_OPEN):
+        front: dict[str, Any] = {"license": "apache-2.0" if self.base else "unknown"}
+        if self.base and not self.base.endswith(_OPEN):
             front = {
                 "license": "other",
                 "license_name": "flux-1-dev-non-commercial-license",
                 "license_link": f"https://huggingface.co/{self.base}/blob/main/LICENSE.md",
             }
+        if self.base:
+            front |= {"base_model": self.base, "base_model_relation": "adapter"}
         front |= {
-            "base_model": self.base,
-            "base_model_relation": "adapter",
             "library_name": "diffusers",
             "pipeline_tag": "text-to-image",
             "tags": ["flux", "lora", "diffusers", "text-to-image", "template:sd-lora", "fluxtrain"],
@@ -129,6 +138,10 @@ class Publication:
         return front | ({"widget": widget} if widget else {})
 
     def _use(self, repo: str) -> list[str]:
+        if not self.base:
+            return [
+                "`fluxtrain sample BASE --adapter FILE --prompt PROMPT`, with the run of its base."
+            ]
         parts = [f"Read by {self.readers}."]
         if "diffusers" in self.readers and "not diffusers" not in self.readers:
             prompt = next((prompt for _, prompt in self.images), "a prompt")
@@ -151,7 +164,7 @@ class Publication:
         rows = [
             ("kind", f"{adapter.kind}, rank {adapter.rank}, alpha {adapter.alpha:g}"),
             ("layout", f"{config.adapter_file.layout}, {config.adapter_file.dtype}"),
-            ("steps", f"{schedule.steps:,} of {schedule.global_batch_size} pictures"),
+            ("steps", f"{schedule.steps:,} of {schedule.global_batch_size} samples"),
             ("learning rate", f"{optim.learning_rate:g}, {schedule.decay}"),
             ("warm-up", f"{schedule.warmup_steps} steps"),
             ("optimizer", optim.name),
@@ -164,6 +177,8 @@ class Publication:
         return [*rows, ("trainer", f"fluxtrain {__version__}")]
 
     def _licence(self) -> str:
+        if not self.base:
+            return "That of its base model and of the pictures it learnt from."
         if self.base.endswith(_OPEN):
             return (
                 "Apache 2.0, as the base model's; the pictures it learnt from may have their own."
@@ -234,6 +249,8 @@ def push(files: Mapping[str, Path], card: str, repo: str, is_public: bool) -> st
         raise _hub_error(repo, error) from None
     except ConfigError:
         raise
+    except errors.HFValidationError as error:
+        raise ConfigError("REPO", repo, one_line(str(error))) from None
     except Exception as error:  # of the HTTP library that the client uses
         reason = one_line(f"{type(error).__name__}: {error}")[:200]
         text = f"the Hub cannot be used ({reason}); the same command goes on"
@@ -243,7 +260,9 @@ def push(files: Mapping[str, Path], card: str, repo: str, is_public: bool) -> st
 
 def _hub_error(repo: str, error: Any) -> DataError | DownloadError:
     code = error.response.status_code if error.response is not None else 0
-    if code in (401, 403, 404):
+    if code == 404:
+        return DataError(f"{repo}: the Hub has no such address ({one_line(str(error))[:200]})")
+    if code in (401, 403):
         text = "the token may not write there; use one of its owner with write access"
         return DataError(f"{repo}: {text}: https://huggingface.co/settings/tokens")
     return DownloadError(f"{repo}: the Hub answered {code}; try again")

@@ -321,6 +321,11 @@ def read_contents(path: Path, spans: Mapping[str, Span]) -> Contents:
     counts = Counter[torch.dtype]()
     tensors = dict[str, Tensor]()
     for name, span in spans.items():
+        is_number = span.dtype.is_floating_point or math.prod(span.shape) == 1  # alpha may be whole
+        if not is_number and kind_of_key(name):
+            kind = str(span.dtype).removeprefix("torch.")
+            text = f"{name} is {kind}, of a quantised file; the file that it was made of is read"
+            raise DataError(f"{path}: {text}")
         counts[span.dtype] += math.prod(span.shape)
         tensor = read_tensor(path, span, max_bytes=None)
         tensors[name] = tensor.to(_COMPUTABLE.get(tensor.dtype, tensor.dtype))

@@ -139,7 +139,7 @@ class Update:
         """Return the L2 norm of the low-rank update, without computing it."""
         squares = 0.0
         for piece in self.pieces:
-            up, down = piece.up.float(), piece.down.float()
+            up, down = piece.up.double(), piece.down.double()
             squares += piece.scale**2 * ((up.T @ up) * (down @ down.T)).sum().item()
         return math.sqrt(max(squares, 0.0))
 

@@ -18,7 +18,7 @@ from fluxtrain.cli.arguments import (
     strength_of,
     whole_number,
 )
-from fluxtrain.errors import EXIT_OK, ConfigError, DataError
+from fluxtrain.errors import EXIT_OK, ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     from fluxtrain.adapter.file import AdapterFile
@@ -64,7 +64,7 @@ def export(arguments: argparse.Namespace) -> int:
         added = [(open_adapter(each, skip), strength) for each in arguments.adapter]
         weights = MergedWeights(weights, added)
     for text in filter(None, (*skipped(weights), left_out(weights))):
-        print(text)
+        print(one_line(text))
     with ProgressBar(str(arguments.output), unit="B") as bar:
         written = write_weights(
             weights, arguments.output, arguments.to, dtype, report_bytes=bar.advance
@@ -157,7 +157,10 @@ def _resize(arguments: argparse.Namespace) -> int:
     adapter: Adapter = {}
     squares = rest = 0.0
     for layer, update in file.adapter.items():
-        adapter[layer] = update.resized(arguments.rank)
+        try:
+            adapter[layer] = update.resized(arguments.rank)
+        except RuntimeError as error:  # torch.linalg.LinAlgError is one
+            raise DataError(f"{file.path}: {layer}: {one_line(str(error))}") from None
         before = update.delta()
         squares += before.square().sum().item()
         rest += (before - adapter[layer].delta()).square().sum().item()
@@ -206,7 +209,7 @@ def _merge(arguments: argparse.Namespace) -> int:
     added = [(file, arguments.strength) for file in files]
     weights = MergedWeights(open_weights(arguments.weights), added)
     for text in filter(None, (*skipped(weights), left_out(weights))):
-        print(text)
+        print(one_line(text))
     dtype, output = DTYPES[arguments.dtype], arguments.output
     with ProgressBar(str(output), unit="B") as bar:
         written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.advance)
@@ -219,7 +222,7 @@ def _info(arguments: argparse.Namespace) -> int:
 
     source = arguments.source
     for name, value in describe(_open(source)) if source.is_dir() else describe_file(source):
-        print(f"{name + ':':<14} {value}")
+        print(one_line(f"{name + ':':<14} {value}"))
     return EXIT_OK
 
 
@@ -273,7 +276,7 @@ def _require(option: str, value: str, allowed: object) -> None:
 
 def _print_ignored(file: AdapterFile) -> None:
     if file.left_out:
-        print(f"{file.path}: {file.left_out} are left out")
+        print(one_line(f"{file.path}: {file.left_out} are left out"))
 
 
 def add_push(commands: Commands) -> None:
@@ -302,6 +305,8 @@ def _push(arguments: argparse.Namespace) -> int:
     found = Publication.of(run)
     card = found.card(arguments.repo, arguments.trigger)
     if arguments.dry_run:
+        if (run / CARD_FILE).exists() and (run / CARD_FILE).read_text("utf-8", "replace") != card:
+            raise ConfigError("--dry-run", str(run / CARD_FILE), "is another card; remove it first")
         with atomic_write_by_several(run / CARD_FILE) as partial:
             partial.write_text(card, encoding="utf-8")
         names = ", ".join([CARD_FILE, *found.files()])

@@ -19,9 +19,18 @@ from PIL import Image
 from fluxtrain.contract.process import CONFIG_FILE, GALLERY_FILE, METRICS_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import AnyOrder
-from fluxtrain.errors import ConfigError, FencedError
+from fluxtrain.errors import ConfigError, FencedError, StorageError
 from fluxtrain.report.console import duration
-from fluxtrain.report.page import Contents, Figure, History, Picture, Row, render, side_by_side
+from fluxtrain.report.page import (
+    PAGE_START,
+    Contents,
+    Figure,
+    History,
+    Picture,
+    Row,
+    render,
+    side_by_side,
+)
 from fluxtrain.report.records import Record, read_records
 from fluxtrain.runtime.files import atomic_write_by_several
 from fluxtrain.state.run_state import Fence
@@ -310,8 +319,10 @@ _MOST_RUNS = 8
 def compare_runs(runs: Sequence[Path], output: Path) -> None:
     """Write a page of ``runs`` side by side into the file ``output``; of one run, its own page.
 
-    Raises ConfigError for a folder that no run has written, and for too many of them.
+    Raises ConfigError for a folder that no run has written, too many of them, and an ``output`` that holds
+    something else; StorageError if it cannot be written.
     """
+    _require_page(output, runs)
     if len(runs) > _MOST_RUNS:
         raise ConfigError(
             "RUN", f"{len(runs)} runs", f"at most {_MOST_RUNS} are shown side by side"
@@ -339,8 +350,26 @@ def compare_runs(runs: Sequence[Path], output: Path) -> None:
         settings=[] if alone else _differences(configs),
         runs=titles,
     )
-    with atomic_write_by_several(output) as partial:
-        partial.write_text(render(contents), encoding="utf-8")
+    try:
+        with atomic_write_by_several(output) as partial:
+            partial.write_text(render(contents), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
+
+
+def _require_page(output: Path, runs: Sequence[Path]) -> None:
+    """Raise ConfigError if ``output`` is something else than a page, or that of one of several ``runs``."""
+    if len(runs) > 1 and output.resolve() in [run.resolve() / GALLERY_FILE for run in runs]:
+        raise ConfigError("--output", str(output), "is the page of one run; name another file")
+    try:
+        with output.open("rb") as file:
+            is_page = file.read(len(PAGE_START)) == PAGE_START.encode()
+    except FileNotFoundError:
+        return
+    except OSError:
+        is_page = False
+    if not is_page:
+        raise ConfigError("--output", str(output), "exists, and is no page; name another file")
 
 
 def _config_of(run: Path) -> dict[str, Any]:

@@ -355,13 +355,20 @@ class Contents:
     """Whether the page renews itself every few seconds."""
 
 
+PAGE_START = (
+    '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    '<meta name="generator" content="fluxtrain">'
+)
+"""By which a page is told from other files."""
+
+
 def render(contents: Contents) -> str:
     """Return the page, in characters that UTF-8 has: names of files may have any bytes."""
     meta = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">'
     refresh = f"<noscript>{meta}</noscript>" * contents.is_live
     live = f' data-seconds="{_REFRESH_SECONDS}"' * contents.is_live
     parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        PAGE_START,
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"{refresh}<title>{escape(contents.title)}</title><style>{STYLE}</style></head><body>",

@@ -64,7 +64,7 @@ def read_records(path: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError:
             continue  # cut off when the process was killed
-        if isinstance(record, dict) and "step" in record:
+        if isinstance(record, dict) and type(record.get("step")) in (int, float):
             records.append(record)
     return records
 

@@ -187,6 +187,7 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
     """Raise DataError naming the first missing, unknown or misshapen tensors of ``weights``."""
     expected = {entry.name: entry.shape for entry in entries(model)}
     shapes = weights.shapes
+    _require_channels(weights, model)
     faults = [f"{name} is missing" for name in expected if name not in shapes]
     faults += [f"{name} is not a tensor of this model" for name in shapes if name not in expected]
     faults += [
@@ -197,6 +198,22 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise DataError(f"{weights.path}: {'; '.join(faults[:3])}{more}")
+
+
+def _require_channels(weights: Weights, model: ModelConfig) -> None:
+    """Raise DataError if ``weights`` are, by their inputs, for another condition than that of ``model``."""
+    names = ("img_in.weight", "final_layer.linear.weight")
+    try:
+        (_, inputs), (outputs, _) = (weights.shapes[name] for name in names)
+        found = _condition(inputs, outputs)
+    except (KeyError, ValueError):
+        return
+    if (found == "fill") != (model.condition == "fill"):
+        text = (
+            f"tokens of {inputs} channels, as model.condition {found} has; it is {model.condition}"
+        )
+        step = f"set model.condition to {found} and model.in_channels to {inputs}"
+        raise DataError(f"{weights.path}: {text}: {step}, or name other weights")
 
 
 @dataclass(frozen=True)

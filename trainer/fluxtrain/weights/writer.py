@@ -131,8 +131,10 @@ def _stream(
     try:
         current.write_header(handle)
         for name, tensor in weights.read(list(by_name)):
-            if not torch.isfinite(tensor).all():
-                raise DataError(f"{weights.path}: {name} is not finite")
+            is_narrow = current.dtype == torch.float16
+            if not torch.isfinite(tensor.half() if is_narrow else tensor).all():
+                text = " in float16; bfloat16 has a wider range" if is_narrow else ""
+                raise DataError(f"{weights.path}: {name} is not finite{text}")
             for part, rows in _parts(by_name[name], tensor, layout):
                 if part not in current.shapes:
                     handle.close()

@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 from tests.trainer.report.gallery.chromium import Tab, tab
 
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.gallery import (
     MOST_PROMPTS,
@@ -451,3 +451,14 @@ def test_runs_are_shown_side_by_side(browser: Tab, tmp_path: Path) -> None:
     browser.wait_for("document.querySelector('dialog img').naturalWidth === 96")
     with pytest.raises(ConfigError, match="give the output folder of a run"):
         compare_runs([tmp_path], tmp_path / "none.html")
+    (runs[0] / "metrics.jsonl").write_text(json.dumps({"step": "x"}))
+    compare_runs(runs, tmp_path / "both.html")
+    for output, says in (
+        (runs[0] / "gallery.html", "is the page of one run"),
+        (runs[0] / "config.json", "exists, and is no page"),
+        (tmp_path, "exists, and is no page"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            compare_runs(runs, output)
+    with pytest.raises(StorageError, match="cannot be written"):
+        compare_runs(runs, tmp_path / "missing/both.html")
