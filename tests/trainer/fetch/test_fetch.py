@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 from tests.trainer.commands import start
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.tiny_encoders import png, small_image, write_encoders
@@ -37,7 +39,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     index = {"metadata": {}, "weight_map": {"shared.weight": part}}
     files["text_encoder_2/model.safetensors.index.json"] = json.dumps(index).encode()
     files["ae.safetensors"] = (root / "autoencoder/ae.safetensors").read_bytes()
-    files["flux1-dev.safetensors"] = bytes(3_000_000)
+    files["flux1-dev.safetensors"] = save({"weights": torch.zeros(750_000)})
     return files
 
 
@@ -74,6 +76,46 @@ def test_models_come_from_a_store_and_continue(
     assert main(fetch) == EXIT_USAGE
     says = f"not in {models}: flux1-dev.safetensors; {place.rstrip('/')} has no such files"
     assert says in capsys.readouterr().err
+
+
+LOGIN = b"<!doctype html><title>Log in</title>"
+DAMAGED = [
+    ("flux1-dev.safetensors", LOGIN, "it is a web page"),
+    ("flux1-dev.safetensors", b"", "it has 0 bytes"),
+    (
+        "flux1-dev.safetensors",
+        save({"weights": torch.zeros(9)})[:-1],
+        "not a whole safetensors file",
+    ),
+    ("text_encoder_2/model.safetensors.index.json", LOGIN, "not the JSON of a model"),
+    ("text_encoder/config.json", LOGIN, "not the JSON of a model"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), DAMAGED)
+def test_what_is_no_model_is_never_put_in_its_place(
+    name: str,
+    content: bytes,
+    says: str,
+    server: FileServer,
+    published: dict[str, bytes],
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    server.files |= published
+    whole, server.files[name] = server.files[name], content
+    models = tmp_path / "models"
+    fetch = ["fetch", str(job(tmp_path)), "--models", str(models), "--from", f"{server.url}/"]
+    assert main(fetch) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert f"{server.url}/{name}: " in error
+    assert says in error
+    server.files[name] = whole
+    assert main(fetch) == EXIT_OK
+    base = models / "flux1-dev.safetensors"
+    base.write_bytes(content)
+    assert main(fetch) == EXIT_USAGE
+    assert "remove it, and the same command fetches it" in capsys.readouterr().err
 
 
 def test_of_pods_with_one_volume_one_fetches_and_the_others_wait(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from tests.trainer.prepare.faulty_server import Handler, Server, like_the_hub, serving
 from tests.trainer.tiny_encoders import config, write_encoders
 
@@ -40,7 +40,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.move(path, root / tokenizer / path.name)
     shutil.copyfile(source / "autoencoder/ae.safetensors", root / "ae.safetensors")
     (root / "text_encoder_2/flax_model.msgpack").write_bytes(b"unused")
-    (root / "flux1-dev.safetensors").write_bytes(b"weights")
+    (root / "flux1-dev.safetensors").write_bytes(save({"weights": torch.ones(3)}))
     return root
 
 
@@ -168,6 +168,9 @@ def test_a_file_with_another_hash_than_the_hubs_is_refused(
     assert prepare(tmp_path / "models", "--autoencoder", f"hf://{NAME}@main") == EXIT_USAGE
     assert "its hash is" in capsys.readouterr().err
     assert not (tmp_path / "models/autoencoder").exists()
+    content[-1] ^= 1
+    hub.files[path] = bytes(content)
+    assert prepare(tmp_path / "models", "--autoencoder", f"hf://{NAME}@main") == EXIT_OK
 
 
 JOB = {
@@ -198,7 +201,7 @@ def test_what_a_file_needs_is_fetched_and_a_run_says_how(
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert main(fetch) == EXIT_OK
     assert f"next: fluxtrain run {job} --models {models}" in capsys.readouterr().out
-    assert (models / "base/flux1-dev.safetensors").read_bytes() == b"weights"
+    assert load_file(models / "base/flux1-dev.safetensors")["weights"].tolist() == [1, 1, 1]
     names = {str(path.relative_to(models)) for path in models.rglob("*") if path.is_dir()}
     assert names == {"base", "t5", "clip", "autoencoder"}, "nothing partial is left"
     requests = hub.num_requests.total()

@@ -99,9 +99,15 @@ def fetch_missing(
 
     At a terminal it asks once for a token that a licence needs, which only this process keeps.
     """
+    from fluxtrain.encode.encoders import missing_models, next_step
     from fluxtrain.prepare.download import LicenceError
     from fluxtrain.prepare.encoders import fetch_models
 
+    if config.encoders.text == "minilm":  # the demo's, which nobody publishes
+        if missing := missing_models(config, models):
+            text = f"not in {models}: {', '.join(missing)}"
+            raise DataError(f"{text}; {next_step(config.encoders)}")
+        return
     try:
         missing = fetch_models(config, models, published, wait_seconds)
     except LicenceError as error:

@@ -116,6 +116,11 @@ def _files(encoders: EncodersConfig, with_text: bool) -> list[str]:
 
 def missing_models(config: RunConfig, models_root: Path) -> list[str]:
     """Return what a new run of ``config`` reads below ``models_root`` that is not there."""
+    return [name for name in wanted_models(config) if not (models_root / name).exists()]
+
+
+def wanted_models(config: RunConfig) -> list[str]:
+    """Return what a new run of ``config`` reads below its models root, one file of each folder."""
     given = [config.initial_weights, *(adapter.path for adapter in config.added_adapters)]
     given += [config.adapter.initial] if config.adapter else []
     wanted = [str(path) for path in given if path is not None]
@@ -123,7 +128,14 @@ def missing_models(config: RunConfig, models_root: Path) -> list[str]:
         has_prompts = config.sampling.prompts or config.sampling.prompt_file
         with_text = config.data.source == "images" or config.data.images or has_prompts
         wanted += _files(config.encoders, bool(with_text))
-    return [name for name in wanted if not (models_root / name).exists()]
+    return wanted
+
+
+def next_step(encoders: EncodersConfig) -> str:
+    """Return what makes or gets missing models of a run with ``encoders``, for people."""
+    if encoders.text == "minilm":
+        return "`make run`, or `fluxtrain prepare openmoji` and a run of examples/openmoji.yaml, makes them"
+    return "`fluxtrain fetch` with this file gets what FLUX.1's publisher has of them"
 
 
 def check_files(encoders: EncodersConfig, models_root: Path, with_text: bool = True) -> None:

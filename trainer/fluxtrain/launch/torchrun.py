@@ -55,7 +55,7 @@ from fluxtrain.contract.process import (
 from fluxtrain.contract.run.closed_division import begins_closed
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.data.sources import open_sources
-from fluxtrain.encode.encoders import check_files, missing_models
+from fluxtrain.encode.encoders import check_files, missing_models, next_step
 from fluxtrain.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -379,8 +379,8 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
     except DataError as error:
         if not (missing := missing_models(config, paths.models)):
             raise
-        text = f"not in {paths.models}: {', '.join(missing)}; `fluxtrain fetch` with this file gets"
-        raise DataError(f"{error}\n{text} what FLUX.1's publisher has of them") from None
+        text = f"not in {paths.models}: {', '.join(missing)}; {next_step(config.encoders)}"
+        raise DataError(f"{error}; {text}") from None
     stop = serve(
         CollectorRegistry(), Progress(), paths.metrics_address, config.logging.metrics_port
     )

@@ -297,6 +297,11 @@ def hub_errors(name: str) -> Iterator[None]:
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
         raise DataError(f"{name}: {_one_line(error)}") from None
     except Exception as error:  # of the HTTP library that the client uses
+        if getattr(getattr(error, "response", None), "status_code", 0) == 401:
+            text = (
+                "the Hub does not know the token of HF_TOKEN or `hf auth login`: renew or unset it"
+            )
+            raise DataError(f"{name}: {text}") from None
         raise DownloadError(f"{name}: {_one_line(error)}") from None
 
 

@@ -30,7 +30,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import is_url, url_fault
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.encode.codec import load_autoencoder
-from fluxtrain.encode.encoders import missing_models
+from fluxtrain.encode.encoders import missing_models, wanted_models
 from fluxtrain.encode.files import Kind, check_text_folder
 from fluxtrain.errors import ConfigError, DataError, redacted
 from fluxtrain.fetch.http import DownloadError, HttpClient
@@ -40,6 +40,7 @@ from fluxtrain.prepare.download import download, hub_errors
 from fluxtrain.prepare.work import storage_errors
 from fluxtrain.runtime.files import atomic_write, exclusive_lock
 from fluxtrain.runtime.progress_bar import ProgressBar
+from fluxtrain.runtime.safetensors import ALL_DTYPES, read_header
 
 AUTOENCODER = "ae.safetensors"
 _TOKENIZER = "tokenizer_config.json"
@@ -119,6 +120,9 @@ def fetch_models(
     one file come from it too, by default from a repository of their own. Another process that fetches is
     waited for. Raises what `prepare_encoders` does.
     """
+    for name in wanted_models(config):
+        if (models / name).is_file() and (fault := _fault_of(models / name)):
+            raise DataError(f"{models / name}: {fault}; remove it, and the same command fetches it")
     if not missing_models(config, models):
         return []
     with _locked(models, wait_seconds):
@@ -126,13 +130,13 @@ def fetch_models(
         place = parse_source(published or published_place(config.model), scratch, "--from")
         texts = place if published else parse_source(_SINGLE_FILES, scratch, "--from")
         encoders = config.encoders
-        for name, source in (
+        for given, source in (
             (config.initial_weights, place), (encoders.autoencoder, place),
             (encoders.t5, texts), (encoders.clip, texts),
         ):  # fmt: skip
-            is_file = name in missing and str(name).endswith(".safetensors")
-            if is_file and str(name) != f"autoencoder/{AUTOENCODER}":
-                target = models / str(name)
+            is_file = given in missing and str(given).endswith(".safetensors")
+            if is_file and str(given) != f"autoencoder/{AUTOENCODER}":
+                target = models / str(given)
                 names = dict.fromkeys((target.name, _NAMES.get(target.name, target.name)))
                 _fetch_to(target, source, (*names,))
         tokenizers = {encoders.t5_tokenizer: "tokenizer_2", encoders.clip_tokenizer: "tokenizer"}
@@ -163,6 +167,9 @@ def _fetch_to(target: Path, place: EncoderSource, patterns: tuple[str, ...]) -> 
     partial.mkdir(parents=True)
     try:
         place.copy(patterns, partial)
+        for path in partial.iterdir():
+            if fault := _fault_of(path):
+                raise DataError(f"{place.text}: {path.name}: {fault}")
         if not is_file:
             target.mkdir(exist_ok=True)
         for path in sorted(partial.iterdir(), key=lambda path: path.name == last):
@@ -267,7 +274,11 @@ class HubModel:
                         self.name, file.path, revision=self.commit, local_dir=self.scratch
                     )
                 )
-            file.require_content(local)
+            try:
+                file.require_content(local)
+            except DataError as error:
+                local.unlink()
+                raise DataError(f"{error}; the same command fetches it again") from None
             os.link(local, target / path.name)
 
 
@@ -359,6 +370,10 @@ class StoreFolder:
         with ProgressBar(f"fetch {source}", source.size, unit="B") as bar:
             fetch_source(source, place, _CONNECTIONS, policy, bar.advance)
         for file in source.files:
+            if fault := _fault_of(place / file.name):
+                (place / file.name).unlink()
+                raise DataError(f"{redacted(url)}/{file.name}: {fault}")
+        for file in source.files:
             os.utime(place / file.name)
             os.link(place / file.name, target / file.name)
 
@@ -373,8 +388,12 @@ class StoreFolder:
         names = [*exact, *(_KNOWN_NAMES if len(exact) < len(patterns) else ())]
         files = _there(url, dict.fromkeys(names))
         if any(file.name == _INDEX for file in files):
-            index = json.loads(HttpClient().read_small(f"{url}/{_INDEX}"))
-            files += _there(url, dict.fromkeys(map(str, index["weight_map"].values())))
+            try:
+                index = json.loads(HttpClient().read_small(f"{url}/{_INDEX}"))
+                names = [str(name) for name in index["weight_map"].values()]
+            except (ValueError, LookupError, TypeError, AttributeError):
+                raise DataError(f"{redacted(url)}/{_INDEX}: {_NO_JSON}") from None
+            files += _there(url, dict.fromkeys(names))
         named = ",".join(file.name for file in files)
         return Source(
             "--from",
@@ -385,6 +404,21 @@ class StoreFolder:
 
 
 _CONNECTIONS = 4
+_NO_JSON = "not the JSON of a model; a page that asks for a login has such contents too"
+
+
+def _fault_of(path: Path) -> str:
+    """Return why ``path`` is not what its suffix says, "" if it is."""
+    try:
+        if path.suffix == ".safetensors":
+            read_header(path, ALL_DTYPES)
+        elif path.suffix == ".json":
+            json.loads(path.read_bytes())
+    except DataError as error:
+        return str(error).removeprefix(f"{path}: ")
+    except ValueError:
+        return _NO_JSON
+    return ""
 
 
 def _there(url: str, names: Iterable[str]) -> list[RemoteFile]:
