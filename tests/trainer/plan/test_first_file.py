@@ -109,7 +109,7 @@ def test_pairs_are_found_by_their_folders(
     if control:
         (here / f"edits/{control}/0.png").unlink()
         for path in (here / f"edits/{control}").glob("*.png"):
-            Image.new("L", SIZES[0] if base == "kontext" else SIZES[int(path.stem) % 3], 200).save(
+            Image.new("L", SIZES[0] if base == "kontext" else SIZES[int(path.stem) % 3], 255).save(
                 path
             )
     assert init("edits", "--gpu=mi300x", f"--base={base}") == EXIT_OK
@@ -184,11 +184,24 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["none", "--gpu=h100"], "none: holds no pictures ("),
         (["cats", "--base=kontext"], "cats'; lacks target and control: FLUX.1 Kontext [dev] make"),
         (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell or kontext or fill"),
+        (["cats"], "; or --base=demo, the model of `make run`, which trains on a CPU"),
+        (
+            ["cats", "--base=demo", "--gpu=h100"],
+            "--gpu: got 'h100'; must be left out with --base=d",
+        ),
+        (["cats", "--base=demo", "--nodes=2"], "--nodes: got 2; must be 1 with --base=demo"),
+        (["pairs", "--gpu=h100"], "holds pairs, in masks, target: name "),
+        (
+            ["pairs", "--gpu=h100", "--base=fill"],
+            "of bases, kontext takes control, fill takes mask",
+        ),
         (["cats", "--gpu=h100", "--nodes=0"], "--nodes: got 0; must be between 1 and "),
         (["cats", "--output=kept.yaml"], "--output: got 'kept.yaml'; exists already; name anoth"),
         (["cats", "--output=kept.yaml", "--force"], "it is no FluxTraining"),
         (["cats", "--output=cats/1.png", "--force"], "it is no FluxTraining"),
-        (["cats", "--gpu=h100", "--trigger= "], "--trigger: got ' '; must be a word, or left out"),
+        (["cats", "--gpu=h100", "--trigger= "], "--trigger: got ' '; must be a word on one line"),
+        (["cats", "--gpu=h100", "--trigger=ink --d 5"], "must be a word on one line, without --"),
+        (["cats", "--gpu=h100", "--trigger=#ink"], "must be a word on one line"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -202,6 +215,8 @@ def test_what_is_missing_is_said(
     monkeypatch.setattr("fluxtrain.plan.first_file.missing_gpus", lambda: None)
     write_pictures(here / "cats")
     (here / "none").mkdir()
+    for name in ("target", "masks"):
+        (here / "pairs" / name).mkdir(parents=True)
     (here / "kept.yaml").write_text("mine")
     assert init(*words) != EXIT_OK
     assert error in capsys.readouterr().err
@@ -267,6 +282,25 @@ def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
     assert "micro batch 4 (found, " in ran.stderr
     steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["step"] == 15, "six pictures, ten times, in batches of four"
+
+
+def test_the_model_of_the_demo_learns_pictures_on_a_cpu(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(here / "cats")
+    assert init("cats", "--trigger=ohwx", "--base=demo") == EXIT_OK
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("cats.yaml: 6 pictures, 300 steps of 4 on this machine's CPU, ")
+    assert said[1].startswith(
+        "  fetch  ../runs/openmoji, openmoji/autoencoder.safetensors: `make ru"
+    )
+    config, job = written("cats.yaml"), load_job(Path("cats.yaml"))
+    assert (config.preset, str(config.initial_weights)) == ("openmoji", "../runs/openmoji")
+    assert (config.data.image_size, config.data.buckets, config.data.validation) == (64, None, None)
+    assert config.parallel.micro_batch_size == "auto"
+    assert job.spec.gpus_per_node == 0
+    assert main(["fetch", "cats.yaml"]) == EXIT_USAGE
+    assert "`make run`, or `fluxtrain prepare openmoji` and a run of" in capsys.readouterr().err
 
 
 def test_the_file_is_short_and_each_comment_is_beside_its_field(here: Path) -> None:

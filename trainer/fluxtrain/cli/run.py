@@ -54,7 +54,7 @@ from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
 
 if TYPE_CHECKING:
-    from fluxtrain.plan.first_file import Machine
+    from fluxtrain.plan.first_file import Base, Machine
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
@@ -356,7 +356,7 @@ def add_init(commands: Commands) -> None:
     parser.add_argument("pictures", type=path, metavar="PICTURES", help=text)
     text = "word that stands for what the pictures show; it comes before each caption"
     parser.add_argument("--trigger", metavar="WORD", help=text)
-    text = "dev, schnell, kontext or fill (default: dev)"
+    text = "dev, schnell, kontext or fill; or demo, the small model of make run, on a CPU (default: dev)"
     parser.add_argument("--base", default="dev", help=text)
     text = "GPU model, such as rx7900xtx or mi300x (default: the smallest of this machine)"
     parser.add_argument("--gpu", help=text)
@@ -383,11 +383,15 @@ def write_first_file(arguments: argparse.Namespace) -> int:
         text = "exists already; name another one with --output"
         text += ", or replace it with --force" if _is_job(file) else ": it is no FluxTraining"
         raise ConfigError("--output", str(file), text)
-    if arguments.trigger is not None and not arguments.trigger.strip():
-        raise ConfigError("--trigger", arguments.trigger, "must be a word, or left out")
-    machine = _machine(arguments)
-    source = run_of_source(images["images"], root, first_file.SIDES[-1])
-    config = resolve(merge(source, {**base.run, "data": images}))
+    trigger = arguments.trigger
+    if trigger is not None and not (trigger.strip() and first_file.is_prompt(trigger)):
+        text = (
+            "must be a word on one line, without -- as of options and # as of comments, or left out"
+        )
+        raise ConfigError("--trigger", trigger, text)
+    machine = _machine(arguments, base)
+    source = run_of_source(images["images"], root, base.side or first_file.SIDES[-1])
+    config = resolve(merge(source, {"model": base.run.get("model", {}), "data": images}))
     look = check_pictures(config, root)
     if refusal := look.refusal(config):
         raise refusal
@@ -427,10 +431,20 @@ def _pictures(arguments: argparse.Namespace) -> tuple[Path, str]:
     raise ConfigError("PICTURES", str(given), text)
 
 
-def _machine(arguments: argparse.Namespace) -> Machine:
+def _machine(arguments: argparse.Namespace, base: Base) -> Machine:
     from fluxtrain.plan.first_file import Machine, gpu_here
     from fluxtrain.runtime.devices import find_gpu, num_visible
 
+    if base.on_cpu:
+        for option, given in (
+            ("--gpu", arguments.gpu),
+            ("--gpus-per-node", arguments.gpus_per_node),
+        ):
+            if given is not None:
+                raise ConfigError(option, given, f"must be left out with --base={arguments.base}")
+        if arguments.nodes != 1:
+            raise ConfigError("--nodes", arguments.nodes, f"must be 1 with --base={arguments.base}")
+        return Machine.without_gpu()
     gpu = find_gpu(arguments.gpu) if arguments.gpu else gpu_here()
     given = arguments.gpus_per_node
     per_node = given if given is not None else 1 if arguments.gpu else num_visible()
@@ -446,12 +460,15 @@ def _machine(arguments: argparse.Namespace) -> Machine:
 def _next_steps(
     arguments: argparse.Namespace, file: Path, name: str, config: RunConfig
 ) -> Iterator[str]:
-    from fluxtrain.encode.encoders import missing_models
+    from fluxtrain.encode.encoders import missing_models, next_step
     from fluxtrain.prepare.encoders import published_place
 
     given = shlex.quote(str(file))
     data, models = (given_root(arguments, kind) for kind in ("data", "models"))
-    if missing_models(config, arguments.models):
+    missing = missing_models(config, arguments.models)
+    if missing and config.encoders.text == "minilm":
+        yield f"  fetch  {', '.join(missing)}: {next_step(config.encoders)}"
+    elif missing:
         licence = f"the licence of {published_place(config.model).rpartition('/')[2]}"
         yield f"  fetch  fluxtrain fetch {given}{models}"
         yield f"         (before: export HF_TOKEN=…, of an account that accepted {licence})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import duration
 from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible
 from fluxtrain.runtime.progress import binary
+from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
 
 
@@ -36,21 +38,35 @@ class Base:
     controls: str = ""
     """Folder beside ``target`` of what its condition takes; "" if it has no condition."""
     needs_controls: bool = False
+    side: int | None = None
+    """The only side of its images; None: one of `SIDES`."""
+    learning_rate: float = 1e-4
+    on_cpu: bool = False
+    """Whether it is small enough to train without a GPU."""
 
     def images_of(self, folder: Path, images: str) -> dict[str, Any]:
         """Return the fields of ``data`` for ``images`` in ``folder``, which are pairs if it takes such.
 
-        Raises ConfigError if they must be and are not.
+        Raises ConfigError if they must be and are not, or are and cannot be.
         """
-        if not self.controls:
-            return {"images": images}
         names = ("target", self.controls)
-        missing = [name for name in names if not (folder / name).is_dir()]
+        missing = [name for name in names if not name or not (folder / name).is_dir()]
         if not missing:
             return {"images": f"{images}/target", "controls": f"{images}/{self.controls}"}
         if self.needs_controls:
             text = f"lacks {' and '.join(missing)}: {self.name} makes the pictures of one from the other's"
             raise ConfigError("PICTURES", str(folder), text)
+        others = (
+            sorted(each.name for each in folder.iterdir() if each.is_dir())
+            if folder.is_dir()
+            else []
+        )
+        if "target" in others and len(others) > 1:
+            text = f"holds pairs, in {', '.join(others)}: name {images}/target to train its pictures alone"
+            takes = [
+                f"{name} takes {each.controls}" for name, each in BASES.items() if each.controls
+            ]
+            raise ConfigError("PICTURES", str(folder), f"{text}; of bases, {', '.join(takes)}")
         return {"images": images}
 
 
@@ -73,6 +89,18 @@ BASES = {
         },
         "mask",
     ),
+    "demo": Base(
+        "The model of make run",
+        "openmoji",
+        {
+            "initial_weights": "../runs/openmoji",
+            "data": {"validation": "none"},
+            "evaluation": {"every_samples": 0, "at_start": False, "at_end": False},
+        },
+        side=64,
+        learning_rate=2e-3,
+        on_cpu=True,
+    ),
 }
 
 # What a step needs less memory by, from the cheapest on: recomputation, 8 bits, blocks in host memory.
@@ -92,45 +120,60 @@ _ENLARGED = 0.9
 _PROMPTS = 4
 _HELD_OUT = 0.1
 """Part of the pairs that are not trained, but evaluated and sampled: their prompts need pictures."""
-_WORDS = (AUTO, "fp8", "kontext", "fill", *(base.preset for base in BASES.values()))
+_WORDS = (AUTO, "fp8", "kontext", "fill", "none", *(base.preset for base in BASES.values()))
 """Strings that the file has without quotes."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The GPUs of a training."""
+    """The GPUs of a training, or, with none per node, this machine's CPU."""
 
     gpu: Gpu
     nodes: int
     gpus_per_node: int
 
+    @staticmethod
+    def without_gpu() -> Machine:
+        """Return this one."""
+        return Machine(Gpu("CPU", 0.0, None, memory_limit()), 1, 0)
+
     @property
     def num_ranks(self) -> int:
-        """Return the number of GPUs."""
-        return self.nodes * self.gpus_per_node
+        """Return the number of GPUs, or 1."""
+        return self.nodes * self._ranks_per_node
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return self.gpus_per_node or 1
+
+    @property
+    def _room(self) -> Room:
+        memory = self.gpu.memory_bytes if self.gpus_per_node else None
+        return Room.of(memory, self._ranks_per_node)
 
     def __str__(self) -> str:
-        """Return the GPUs, for people."""
+        """Return the devices, for people."""
+        if not self.gpus_per_node:
+            return "this machine's CPU"
         nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
         return f"{nodes}{self.gpus_per_node} × {self.gpu.name}"
 
     def settled(self, config: RunConfig) -> RunConfig:
         """Return ``config`` with the micro batch of these GPUs."""
-        room = Room.of(self.gpu.memory_bytes, self.gpus_per_node)
-        return settle_micro_batch(config, self.num_ranks, self.gpus_per_node, room)
+        return settle_micro_batch(config, self.num_ranks, self._ranks_per_node, self._room)
 
     def memory(self, config: RunConfig) -> int | None:
         """Return the bytes that a step of ``config`` needs of each GPU; None if they do not fit.
 
         The encoders must fit too: the pictures and captions are encoded before.
         """
-        room = Room.of(self.gpu.memory_bytes, self.gpus_per_node)
+        room = self._room
         encoding = config.data.model_copy(update={"source": "images"})
         if encoder_bytes(config.model_copy(update={"data": encoding})) > room.usable:
             return None
-        sharding = Sharding.of(config, self.num_ranks, self.gpus_per_node)
+        sharding = Sharding.of(config, self.num_ranks, self._ranks_per_node)
         size = self.settled(config).parallel.most_samples
-        used = step_memory(config, sharding, size).total
+        used = step_memory(config, sharding, size, copies_ahead=room.is_gpu).total
         return used if used <= room.usable else None
 
 
@@ -139,6 +182,7 @@ def gpu_here() -> Gpu:
     if not num_visible():
         reason = missing_gpus() or "torch sees no GPU here"
         text = f"{reason}; name the one that it will run on, such as --gpu=rx7900xtx: {_known()}"
+        text += "; or --base=demo, the model of `make run`, which trains on a CPU"
         raise ConfigError("--gpu", UNSET, text)
     found = (torch.cuda.get_device_properties(index) for index in range(num_visible()))
     smallest = min(found, key=lambda each: each.total_memory)
@@ -182,15 +226,16 @@ def first_run(
         "preset": base.preset,
         **base.run,
         "data": {
+            **base.run.get("data", {}),
             **images,
-            "image_size": _side(found),
-            **({} if _are_square(found) else {"buckets": {}}),
+            "image_size": base.side or _side(found),
+            **({} if base.side or _are_square(found) else {"buckets": {}}),
             "repeats": repeats,
             **({"caption_prefix": prefix} if prefix else {}),
         },
         "adapter": {"rank": 16, "alpha": 16.0},
         "adapter_file": {"name": name, "every_steps": period},
-        "optim": {"learning_rate": 1e-4},
+        "optim": {"learning_rate": base.learning_rate},
         "schedule": {"epochs": epochs, "global_batch_size": batch, "warmup_steps": warmup},
         "parallel": {"micro_batch_size": AUTO},
         "sampling": {
@@ -207,6 +252,12 @@ def first_run(
     return merge(run, fitting(run, machine))
 
 
+def is_prompt(text: str) -> bool:
+    """Return whether ``text`` can begin a prompt, which has no options."""
+    has_controls = any(unicodedata.category(each) == "Cc" for each in text)
+    return not has_controls and "--" not in text and not text.startswith("#")
+
+
 def _prefix(captions: Sequence[str], trigger: str | None) -> str:
     """Return what comes before the captions, so that each has the ``trigger``."""
     if trigger is None:
@@ -220,11 +271,13 @@ def _prefix(captions: Sequence[str], trigger: str | None) -> str:
 def _prompts(captions: Sequence[str], prefix: str, trigger: str | None) -> list[str]:
     """Return some of the ``captions`` as they are trained, or prompts with the ``trigger``."""
     own = list(dict.fromkeys(" ".join(caption.split()) for caption in captions if caption))
-    own = [caption for caption in own if len(prefix) + len(caption) < 1000]
+    own = [each for each in own if len(prefix) + len(each) < 1000 and is_prompt(each)]
     if own:
         chosen = own[:: -(-len(own) // _PROMPTS)]
         return [f"{prefix} {caption}".strip() for caption in chosen]
-    return [f"{trigger}", f"a photo of {trigger}", f"a drawing of {trigger}"]
+    if trigger is None:  # no caption can be a prompt
+        return ["a photo", "a drawing"]
+    return [trigger, f"a photo of {trigger}", f"a drawing of {trigger}"]
 
 
 def _side(found: Inspection) -> int:
@@ -240,13 +293,13 @@ def _are_square(found: Inspection) -> bool:
 
 def fitting(run: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
     """Return the first changes with which ``run`` fits; raise ConfigError if none do."""
-    rungs = [_changes(*rung) for rung in _RUNGS]
-    configs = [resolve(merge(run, changes)) for changes in rungs]
-    for changes, config in zip(rungs, configs, strict=True):
+    for rung in _RUNGS if machine.gpus_per_node else _RUNGS[:1]:
+        changes = _changes(*rung)
+        config = resolve(merge(run, changes))
         if machine.memory(config) is not None:
             return changes
     by_memory = sorted(GPUS.values(), key=lambda gpu: gpu.memory_bytes)
-    least = next(gpu for gpu in by_memory if replace(machine, gpu=gpu).memory(configs[-1]))
+    least = next(gpu for gpu in by_memory if replace(machine, gpu=gpu).memory(config))
     own, enough = binary(machine.gpu.memory_bytes), binary(least.memory_bytes)
     text = f"has {own}, which no setting fits; the smallest that does is {least.name}, {enough}"
     raise ConfigError("--gpu", machine.gpu.name, text)
@@ -288,10 +341,11 @@ def file_text(
         "kind: FluxTraining",
         f"metadata: {{name: {name if yaml.safe_load(name) == name else json.dumps(name)}}}",
         "spec:",
-        f"  nodes: {{min: {machine.nodes}, max: {machine.nodes}}}",
-        f"  gpusPerNode: {machine.gpus_per_node}",
-        "  run:",
     ]
+    if machine.gpus_per_node:
+        head.append(f"  nodes: {{min: {machine.nodes}, max: {machine.nodes}}}")
+        head.append(f"  gpusPerNode: {machine.gpus_per_node}")
+    head.append("  run:")
     comments = _comments(config, machine)
     return "\n".join([*head, *_lines(run, "", 4, comments)]) + "\n"
 
@@ -301,7 +355,7 @@ def _comments(config: RunConfig, machine: Machine) -> dict[str, str]:
     side = config.data.image_size
     shapes = f"; other shapes have as many pixels as {side} × {side}" if config.data.buckets else ""
     size = machine.settled(config).parallel.most_samples
-    offloaded = binary(machine.gpus_per_node * sum(host_sizes(config)))
+    offloaded = binary(machine.num_ranks // machine.nodes * sum(host_sizes(config)))
     return {
         "preset": f"with {config.initial_weights}, below --models",
         "model.condition": "the picture that the model takes beside the prompt",
