@@ -18,13 +18,14 @@ from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, file_of
 from tests.trainer.tiny_encoders import CHANNELS, small_image, write_encoders
 
+from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.pictures.picture import PictureError, control_of, mask_of
 from fluxtrain.data.pictures.subset import find_pictures
 from fluxtrain.encode.codec import load_codec
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.pack import require_packable
 
@@ -124,6 +125,10 @@ def test_a_run_trains_evaluates_and_samples(paths: RunPaths, condition: str, ada
     assert list(found) == [1, 2, 3]
     assert np.isfinite([*found.values()]).all()
     folder = paths.output / "samples"
+    plain = config(condition).model.model_copy(update={"condition": "none"})
+    of_run = config(condition, initial_weights=str(paths.output))
+    with pytest.raises(DataError, match=f"trained with model.condition {condition}; it is none"):
+        model_of(of_run.model_copy(update={"model": plain}), paths.models)
     with (
         Image.open(folder / "originals/00.png") as shown,
         Image.open(folder / "step_0000002/00.png") as sample,

@@ -171,6 +171,14 @@ def test_a_token_is_asked_for_once_and_only_at_a_terminal(
     assert main(command) == EXIT_USAGE
     assert (asked, tokens) == ([], [None])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+
+    def ended(text: str) -> str:
+        raise EOFError
+
+    with monkeypatch.context() as context:
+        context.setattr(prepare, "getpass", ended)
+        assert main(command) == EXIT_USAGE
+    tokens.pop()
     assert main(command) == EXIT_OK
     assert len(asked) == 1
     assert tokens == [None, None, "hf_secret"]

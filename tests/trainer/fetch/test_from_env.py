@@ -141,6 +141,10 @@ def zip_of(name: str) -> bytes:
         (b"<html>sign in</html>", "sends no zip archive; it may want a login: or put the pictures"),
         (zip_of("../a.jpg"), "its name leads out of the folder"),
         (None, "404"),
+        (
+            zip_of("a.jpg").replace(b"x", b"y", 1),
+            "Bad CRC-32 for file 'a.jpg'; the same command fetches",
+        ),
     ],
 )
 def test_a_data_set_that_cannot_be_had_says_what_to_do(
@@ -153,6 +157,11 @@ def test_a_data_set_that_cannot_be_had_says_what_to_do(
         server.files[path] = content
     assert fetched(container, monkeypatch) != 0
     assert says in capsys.readouterr().err.splitlines()[-1]
+    assert not list(container.data.glob("*.zip")), "the next fetch begins anew"
+    monkeypatch.setenv("DATASET_NAME", "somebody/other")
+    assert fetched(container, monkeypatch, DATASET_NAME="somebody/other") == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert f"{container.data}, $DATASET_PATH, has {guide.NAME} already: empty it" in error
 
 
 def test_a_data_set_of_the_hub_comes_to_the_same_folder(

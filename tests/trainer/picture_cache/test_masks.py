@@ -94,6 +94,7 @@ def test_a_mask_is_cropped_and_mirrored_as_its_picture(is_flipped: bool) -> None
     [
         (file_of(noise(32, 80), "PNG"), "has 32 x 80 pixels, another aspect ratio than 80 x 32"),
         (file_of(Image.new("L", (80, 32)), "PNG"), "is black: nothing of it would be trained"),
+        (file_of(Image.new("L", (80, 32), 1), "PNG"), "brightest pixel has 1: a place that counts"),
         (b"", "its mask: the file is empty"),
         (file_of(noise(80, 32), "PNG")[:200], "corrupt or cut off"),
     ],

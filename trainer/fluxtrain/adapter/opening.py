@@ -16,6 +16,7 @@ from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
 from fluxtrain.adapter.updates import AnyUpdate, Hadamard, Product, RowBlock, Update, kind_of
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import MAGNITUDE, WHOLE_MAGNITUDE, AdaptedLayer, adapted_layers, is_clip
 from fluxtrain.model.parameters import initial_value
@@ -69,6 +70,8 @@ def model_of(config: RunConfig, models_root: Path) -> Weights | None:
     """
     if config.initial_weights is None:
         return None
+    for given in (config.initial_weights, *(each.path for each in config.added_adapters)):
+        _require_condition(models_root / given, config.model)
     weights = open_model(models_root / config.initial_weights, models_root)
     added = [
         (open_adapter(models_root / each.path, each.skip_unknown), each.strength)
@@ -78,6 +81,16 @@ def model_of(config: RunConfig, models_root: Path) -> Weights | None:
         weights = MergedWeights(weights, added)
     require_complete(weights, config.model)
     return weights
+
+
+def _require_condition(path: Path, model: ModelConfig) -> None:
+    """Raise DataError if ``path`` is a run whose model takes a condition that ``model`` does not."""
+    checkpoint = checkpoint_of(path)
+    trained = read_config(checkpoint)["model"] if checkpoint else {}
+    own = trained.get("condition", "none")
+    if own not in ("none", model.condition):
+        text = f"trained with model.condition {own}; it is {model.condition} here"
+        raise DataError(f"{path}: {text}")
 
 
 def initial_parameters(

@@ -88,6 +88,10 @@ class Publication:
         name = "-".join(names).lower()
         return f"{_PUBLISHER}/{next((to for word, to in _OTHERS.items() if word in name), _DEV)}"
 
+    @property
+    def _is_conditioned(self) -> bool:
+        return self.config.model.condition != "none"
+
     def files(self) -> dict[str, Path]:
         """Return the files by their paths in the repository, without the card."""
         images = {f"{_IMAGES}/{path.name}": path for path, _ in self.images}
@@ -126,7 +130,7 @@ class Publication:
             front |= {"base_model": self.base, "base_model_relation": "adapter"}
         front |= {
             "library_name": "diffusers",
-            "pipeline_tag": "text-to-image",
+            "pipeline_tag": "image-to-image" if self._is_conditioned else "text-to-image",
             "tags": ["flux", "lora", "diffusers", "text-to-image", "template:sd-lora", "fluxtrain"],
         }
         if trigger:
@@ -143,7 +147,10 @@ class Publication:
                 "`fluxtrain sample BASE --adapter FILE --prompt PROMPT`, with the run of its base."
             ]
         parts = [f"Read by {self.readers}."]
-        if "diffusers" in self.readers and "not diffusers" not in self.readers:
+        if self._is_conditioned:
+            kind = self.config.model.condition.capitalize()
+            parts.append(f"In diffusers, `Flux{kind}Pipeline` takes it, and the picture to change.")
+        elif "diffusers" in self.readers and "not diffusers" not in self.readers:
             prompt = next((prompt for _, prompt in self.images), "a prompt")
             parts.append(
                 "```python\nimport torch\nfrom diffusers import DiffusionPipeline\n\n"

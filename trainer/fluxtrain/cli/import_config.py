@@ -225,13 +225,24 @@ def _kept_name(file: Path) -> str:
     return f"{socket.gethostname()}-{int(time.time())}"
 
 
+_DATA_SET = ".data_set"
+"""Has the name of the data set in its folder."""
+
+
 def _fetch_data_set(given: Mapping[str, str], folder: Path) -> None:
     from fluxtrain.fetch.source import RetryPolicy, fetch_source, list_source
     from fluxtrain.imports.variables import DATASET_HOST
     from fluxtrain.picture_cache.fetching import fetch_bar, is_wanted
     from fluxtrain.prepare.download import fetch_archive
 
-    name = given.get("DATASET_NAME", "")
+    name, marker = given.get("DATASET_NAME", ""), folder / _DATA_SET
+    before = marker.read_text("utf-8") if marker.is_file() else name
+    if name and name != before:
+        text = f"{folder}, $DATASET_PATH, has {before} already: empty it, or name another folder"
+        raise ConfigError("$DATASET_NAME", name, text)
+    if name:
+        folder.mkdir(parents=True, exist_ok=True)
+        marker.write_text(name, "utf-8")
     if is_url(name) and not name.startswith(("http://", "https://")):
         source = list_source("$DATASET_NAME", name, is_wanted, RetryPolicy())
         with fetch_bar(True, name, len(source.files), source.size) as console:

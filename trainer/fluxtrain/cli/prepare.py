@@ -114,7 +114,10 @@ def fetch_missing(
         if os.environ.get("HF_TOKEN") or not sys.stdin.isatty():
             raise
         print(error, file=sys.stderr)
-        os.environ["HF_TOKEN"] = getpass("its token, which is not shown or stored: ")
+        try:
+            os.environ["HF_TOKEN"] = getpass("its token, which is not shown or stored: ")
+        except EOFError:
+            raise error from None
         missing = fetch_models(config, models, published, wait_seconds)
     if missing:
         place = redacted((published or "FLUX.1's publisher").rstrip("/"))

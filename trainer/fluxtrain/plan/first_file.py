@@ -76,7 +76,7 @@ BASES = {
     "kontext": Base(
         "FLUX.1 Kontext [dev]",
         "dev-lora",
-        {"model": {"condition": "kontext"}, "initial_weights": "flux1-kontext-dev.safetensors"},
+        {"model": {"condition": "kontext"}},
         "control",
         needs_controls=True,
     ),
@@ -85,7 +85,6 @@ BASES = {
         "dev-lora",
         {
             "model": {"condition": "fill", "in_channels": 384},
-            "initial_weights": "flux1-fill-dev.safetensors",
         },
         "mask",
     ),
@@ -197,9 +196,9 @@ def _known() -> str:
 
 def base_of(name: str) -> Base:
     """Return the model ``name``; raise ConfigError unless a LoRA of it can be trained."""
-    if name not in BASES:
+    if name.lower() not in BASES:
         raise ConfigError("--base", name, f"must be {' or '.join(BASES)}")
-    return BASES[name]
+    return BASES[name.lower()]
 
 
 def first_run(

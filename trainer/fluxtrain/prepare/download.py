@@ -18,6 +18,7 @@ import re
 import shutil
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
@@ -179,8 +180,8 @@ def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
                 with file.open(name) as member, partial.open("wb") as out:
                     shutil.copyfileobj(member, out)
                 partial.replace(target)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise DataError(f"{archive}: {error}") from None
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError) as error:
+        raise DataError(f"{archive}: {error}") from None  # RuntimeError: it has a password
 
 
 ARCHIVE = "dataset.zip"
@@ -211,11 +212,17 @@ def fetch_archive(url: str, folder: Path) -> None:
         if not zipfile.is_zipfile(archive):
             archive.unlink()
             raise DataError(f"{url}: sends no zip archive; it may want a login: {step}")
-        with zipfile.ZipFile(archive) as opened:
-            names = [each.filename for each in opened.infolist() if not each.is_dir()]
-        if faults := [f"{name[:80]!r}: {fault}" for name in names if (fault := name_fault(name))]:
-            raise DataError(f"{archive}: {faults[0]}")
-        extract(archive, names, folder)
+        try:
+            with zipfile.ZipFile(archive) as opened:
+                names = [each.filename for each in opened.infolist() if not each.is_dir()]
+            if faults := [
+                f"{each[:80]!r}: {fault}" for each in names if (fault := name_fault(each))
+            ]:
+                raise DataError(f"{archive}: {faults[0]}")
+            extract(archive, names, folder)
+        except DataError as error:
+            archive.unlink()
+            raise DataError(f"{error}; the same command fetches it again, {step}") from None
         print(f"{folder}: {len(names)} files of {url}", file=sys.stderr, flush=True)
         done.touch()
 

@@ -166,7 +166,7 @@ def _lines(path: Path) -> list[str]:
 def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
     """Return the prompt in ``line``; ValueError if an option is unknown, wrong or without effect."""
     text, options = _split(line)
-    if not text:
+    if not text and config.model.condition != "fill":
         raise ValueError("there is no prompt before the options")
     if len(text) > _MAX_TEXT:
         raise ValueError(f"the prompt has more than {_MAX_TEXT} characters")

@@ -12,7 +12,7 @@ from fluxtrain.contract.run.closed_division import require_schedule, schedule_va
 from fluxtrain.contract.run.config import AUTO, RunConfig, value_at
 from fluxtrain.contract.run.data import BucketsConfig, without_decided
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.presets import PRESETS
+from fluxtrain.contract.run.presets import CONDITIONED_WEIGHTS, PRESETS
 from fluxtrain.errors import UNSET, ConfigError, in_yaml_words
 
 
@@ -37,6 +37,10 @@ def with_preset(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the preset of ``run``, overridden by its own fields; none is validated."""
     preset = run.get("preset")
     base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    model = run.get("model")
+    condition = str(model.get("condition")) if isinstance(model, Mapping) else ""
+    if "initial_weights" in base and condition in CONDITIONED_WEIGHTS:
+        base = {**base, "initial_weights": CONDITIONED_WEIGHTS[condition]}
     return merge(merge(base, schedule_values(run)), run)
 
 

@@ -345,6 +345,8 @@ def mask_of(
     weights: Tensor = interpolate(pixels[None], size=(height, width), mode="area")[0, 0]
     if not torch.any(weights > 0):
         raise PictureError("its mask is black: nothing of it would be trained")
+    if pixels.max() <= 1 / 255:
+        raise PictureError("its mask's brightest pixel has 1: a place that counts fully has 255")
     return weights
 
 
