@@ -99,6 +99,16 @@ def test_images_hold_their_settings_and_do_not_depend_on_the_number_of_ranks(
     first.unlink()
     assert sample(tmp_path, "one", "--processes=1") == EXIT_OK, "a missing image is sampled again"
     assert first.exists()
+    kept = first.read_bytes()
+    assert sample(tmp_path, "one", "--sampling.num_steps=2") == EXIT_OK, (
+        "other settings, other images"
+    )
+    assert first.read_bytes() != kept
+    assert (tmp_path / "one/samples_1/0000.png").read_bytes() == kept
+    assert sample(tmp_path, "one") == EXIT_OK, "the weights of a run may be newer"
+    assert (tmp_path / "one/samples_2/0000.png").exists()
+    (tmp_path / "one/config.json").write_text('{"task": "train"}')
+    assert sample(tmp_path, "one") == EXIT_USAGE, "a run is not overwritten"
 
 
 def test_user_errors_are_raised_before_sampling(

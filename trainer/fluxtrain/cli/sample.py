@@ -70,6 +70,7 @@ def add(commands: Commands) -> None:
 def action(arguments: argparse.Namespace) -> int:
     """Run the sample task, which is the same in a cluster."""
     from fluxtrain.adapter.opening import open_model
+    from fluxtrain.sample.task import set_aside
 
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
@@ -94,6 +95,8 @@ def action(arguments: argparse.Namespace) -> int:
     prompts = {"sampling": {"prompts": own, "prompt_file": file}}
     overrides = merge(prompts, parse_overrides(arguments.overrides))
     config = resolve(merge(run, overrides))
+    if before := set_aside(config, paths):
+        print(f"images of before: {before}")
     if (code := run_task(config, paths, arguments.processes)) == EXIT_OK:
         print(f"images: {paths.output / SAMPLES_FOLDER}")
     return code

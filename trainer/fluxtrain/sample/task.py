@@ -6,17 +6,20 @@ the settings. Existing images are kept.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fluxtrain.adapter.merge import clip_adapters, tell_skipped, with_updates
 from fluxtrain.adapter.opening import model_of
-from fluxtrain.contract.process import FINISH, SAMPLE, SAMPLES_FOLDER, RunPaths
+from fluxtrain.contract.process import CONFIG_FILE, FINISH, SAMPLE, SAMPLES_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import check_files
@@ -78,6 +81,29 @@ def sample_prompts(config: RunConfig, paths: RunPaths, world: World) -> None:
         if world.local_rank == 0:
             _wait_for_node(image_paths, world, endpoint)
         endpoint.progress.update(status="success")
+
+
+def set_aside(config: RunConfig, paths: RunPaths) -> Path | None:
+    """Rename the folder of images that another sampling has made, which this one would keep as its own.
+
+    Returns its new path; None if there are none, or this sampling was interrupted. Raises ConfigError if the
+    output is that of a run.
+    """
+    folder, before = paths.output / SAMPLES_FOLDER, dict[str, Any]()
+    with suppress(OSError, ValueError):
+        before = json.loads((paths.output / CONFIG_FILE).read_text("utf-8"))
+    if before.get("task", config.task) != config.task:
+        raise ConfigError("--output", str(paths.output), "is the output of a run; name another")
+    images = _image_paths(paths, chosen_prompts(with_any_seed(config), paths.data))
+    goes_on = before == json.loads(config.model_dump_json())
+    if not folder.exists() or (goes_on and not all(path.exists() for path in images)):
+        return None
+    target = next(
+        path
+        for number in count(1)
+        if not (path := paths.output / f"{SAMPLES_FOLDER}_{number}").exists()
+    )
+    return folder.rename(target)
 
 
 def _image_paths(paths: RunPaths, prompts: Sequence[Prompt]) -> list[Path]:
