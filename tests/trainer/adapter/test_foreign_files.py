@@ -210,7 +210,7 @@ def test_a_type_without_arithmetic_and_a_header_with_many_tags_are_described(
     assert dict(describe_file(path))["written by"].startswith("kohya")
     names = {"img_in.lora_A.weight": torch.ones(1, 64, dtype=torch.int32)}
     save_file(names, path)
-    assert "has no up matrix" in dict(describe_file(path))["damaged"]
+    assert "is int32, of a quantised file" in dict(describe_file(path))["damaged"]
 
 
 def test_pefts_own_file_has_alpha_beside_it(tmp_path: Path) -> None:
