@@ -87,13 +87,13 @@ class Pictures:
     def rows(self) -> list[tuple[Picture | None, list[Picture | None]]]:
         """Return for each prompt its original image, if there is one, and the picture of each shown step.
 
-        A prompt whose settings were changed on the way has a row for each of them.
+        A prompt whose settings were changed on the way has a row for each of them, the newest first.
         """
         found = list[tuple[Picture | None, list[Picture | None]]]()
         for index in range(MOST_PROMPTS):
             pictures = self._of_prompt(index)
             original = self._known.get(f"{ORIGINALS}/{index:02d}.png")
-            for settings in dict.fromkeys(each.settings for each in pictures if each):
+            for settings in dict.fromkeys(each.settings for each in pictures[::-1] if each):
                 row = [each if each and each.settings == settings else None for each in pictures]
                 is_of_row = original is not None and original.settings[0] == settings[0]
                 found.append((original if is_of_row else None, row))

@@ -278,7 +278,8 @@ def test_a_changed_prompt_has_a_row_of_its_own(tmp_path: Path) -> None:
         [original and original.fields["prompt"], *(each and each.fields["prompt"] for each in row)]
         for original, row in pictures.rows()
     ]
-    assert texts == [["a", "a", "a", "a"], ["b", "b", None, None], [None, None, "c", None]]
+    newest_first = [[None, None, "c", None], ["b", "b", None, None]]
+    assert texts == [["a", "a", "a", "a"], *newest_first]
 
 
 @pytest.mark.parametrize(
