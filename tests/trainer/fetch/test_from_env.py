@@ -158,6 +158,9 @@ def test_a_data_set_that_cannot_be_had_says_what_to_do(
     assert fetched(container, monkeypatch) != 0
     assert says in capsys.readouterr().err.splitlines()[-1]
     assert not list(container.data.glob("*.zip")), "the next fetch begins anew"
+    server.files[path] = zip_of("images\\a.jpg")
+    fetched(container, monkeypatch)
+    assert (container.data / "images/a.jpg").read_bytes() == b"x", "of a writer on Windows"
     monkeypatch.setenv("DATASET_NAME", "somebody/other")
     assert fetched(container, monkeypatch, DATASET_NAME="somebody/other") == EXIT_USAGE
     error = capsys.readouterr().err

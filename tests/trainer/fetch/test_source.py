@@ -90,6 +90,16 @@ def test_a_cut_connection_and_a_failing_server_are_tried_again(
         )  # continued where it was cut
 
 
+def test_a_small_file_may_be_cut_often_if_each_try_gets_further(
+    server: FileServer, tmp_path: Path
+) -> None:
+    content = bytes(range(256)) * 40
+    server.files["p.tar"] = content
+    source = list_source(FIELD, f"{server.url}/p.tar", wanted, PATIENCE)
+    server.cuts["p.tar"] = [1000] * 9
+    assert fetched(source, tmp_path) == {"p.tar": content}
+
+
 def test_a_fetch_is_continued_by_the_next_process(server: FileServer, tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     server.files["bucket/p.tar"] = server.files["p.tar"] = content

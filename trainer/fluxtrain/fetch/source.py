@@ -314,7 +314,10 @@ def fetch(
             if isinstance(error, CannotResumeError):
                 partial.unlink()
                 restarts += 1
-            attempt = 1 if size - largest >= _MIN_GAIN_BYTES else attempt + 1
+            least = (
+                _MIN_GAIN_BYTES if file.size == UNKNOWN else min(_MIN_GAIN_BYTES, file.size // 16)
+            )
+            attempt = 1 if size - largest >= max(1, least) else attempt + 1
             largest = max(largest, size)
         if attempt >= policy.attempts or restarts > _MAX_RESTARTS:
             raise ExhaustedError(f"{file.name}: {message}; tried {attempt} times")

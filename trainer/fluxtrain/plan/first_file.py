@@ -318,7 +318,7 @@ def summary(config: RunConfig, pictures: int, steps: int, machine: Machine) -> s
     assert used is not None, "it was chosen to fit"
     batch, total = config.schedule.global_batch_size, machine.gpu.memory_bytes
     parts = [
-        f"{pictures} pictures",
+        "1 picture" if pictures == 1 else f"{pictures} pictures",
         f"{steps:,} steps of {batch} on {machine}",
         f"{binary(used)} of {binary(total)} by plan",
     ]

@@ -172,7 +172,8 @@ def extract(archive: Path, names: Iterable[str], folder: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as file:
             for name in names:
-                target, size = folder / name, file.getinfo(name).file_size
+                slashed = name.replace("\\", "/")  # some writers on Windows leave that out
+                target, size = folder / slashed, file.getinfo(name).file_size
                 if target.is_file() and target.stat().st_size == size:
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -215,10 +216,9 @@ def fetch_archive(url: str, folder: Path) -> None:
         try:
             with zipfile.ZipFile(archive) as opened:
                 names = [each.filename for each in opened.infolist() if not each.is_dir()]
-            if faults := [
-                f"{each[:80]!r}: {fault}" for each in names if (fault := name_fault(each))
-            ]:
-                raise DataError(f"{archive}: {faults[0]}")
+            for each in names:
+                if fault := name_fault(each.replace("\\", "/")):
+                    raise DataError(f"{archive}: {each[:80]!r}: {fault}")
             extract(archive, names, folder)
         except DataError as error:
             archive.unlink()

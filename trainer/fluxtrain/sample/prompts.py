@@ -27,9 +27,11 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import category
 
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.data import PIXELS_PER_TOKEN
+from fluxtrain.data.pictures.encodings import text_of
 from fluxtrain.data.pictures.picture import PictureError, picture_size, read_bytes
 from fluxtrain.encode.encoders import check_files
 from fluxtrain.errors import UNSET, ConfigError
@@ -157,7 +159,7 @@ def _lines(path: Path) -> list[str]:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ConfigError(_FIELD, UNSET, f"{path}: has more than {_MAX_BYTES} bytes")
-        return content.decode("utf-8-sig").splitlines()
+        return text_of(content, "utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(_FIELD, UNSET, f"{path}: cannot be read ({reason})") from None
@@ -165,6 +167,8 @@ def _lines(path: Path) -> list[str]:
 
 def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
     """Return the prompt in ``line``; ValueError if an option is unknown, wrong or without effect."""
+    if any(category(each) == "Cc" and each != "\t" for each in line):
+        raise ValueError("has control characters")
     text, options = _split(line)
     if not text and config.model.condition != "fill":
         raise ValueError("there is no prompt before the options")

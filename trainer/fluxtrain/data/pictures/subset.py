@@ -153,7 +153,9 @@ def list_subsets(
 
     ``places`` has the folders of URLs; without it those are left out, and so are masks at URLs.
     """
-    hint = "; spec.run.data.images names it"
+    images = data_root / str(config.images)
+    is_config = is_dataset_config(images) and images.is_file()
+    hint = f"; {images if is_config else 'spec.run.data.images'} names it"
     listed = list[tuple[Subset, Listing]]()
     for subset in subsets(config, data_root):
         if subset.url and places is None:
