@@ -58,6 +58,23 @@ def test_an_image_of_published_weights_has_the_shape_of_its_picture(
         assert image.text.get("mask") == (str(mask) if condition == "fill" else None)  # type: ignore[attr-defined]
 
 
+def test_a_control_may_be_small_and_a_mask_is_one(
+    roots: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, grey = tmp_path / "small.png", tmp_path / "grey.png"
+    Image.new("RGB", (3, 2), "red").save(small)
+    Image.new("L", (3, 2), 100).save(grey)
+    for condition, mask in (("kontext", None), ("fill", small), ("fill", grey)):
+        model = tiny_model(vec_in_dim=WIDTH, context_in_dim=WIDTH, **CONDITIONS[condition])
+        weights = save_flux(random_flux(model), tmp_path)
+        files = [f"--control={small}"] + ([f"--mask={mask}"] if mask else [])
+        code = EXIT_USAGE if mask == grey else EXIT_OK
+        assert sample(weights, roots, tmp_path / f"{condition} {mask == grey}", *files) == code
+    assert f"{grey}: brightest pixel has 100" in capsys.readouterr().err.replace(
+        "its control's ", ""
+    )
+
+
 def test_prompts_of_a_run_may_have_pictures(roots: RunPaths, tmp_path: Path) -> None:
     prompts = [
         "plain",

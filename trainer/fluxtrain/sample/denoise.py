@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import SamplingConfig
 from fluxtrain.data.order import Placement
-from fluxtrain.data.pictures.picture import control_of, read_bytes
+from fluxtrain.data.pictures.picture import PictureError, control_of, read_bytes
 from fluxtrain.encode.codec import condition_of, load_codec, scaled
+from fluxtrain.errors import DataError
 from fluxtrain.model import loss
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.distributed import World
@@ -103,16 +104,24 @@ def conditions_of(
             found.append(None)
             continue
         size = prompt.width, prompt.height
+        given, place = {"": prompt.control, "mask": prompt.mask}, Placement(size, size)
         image, *masks = (
-            scaled(
-                control_of(read_bytes(path), "", size, Placement(size, size)), device, torch.float32
-            )
-            for path in (prompt.control, prompt.mask)
+            scaled(_control_at(path, kind, size, place), device, torch.float32)
+            for kind, path in given.items()
             if path is not None
         )
         control = masks[0] if masks else image
         found.append(condition_of(codec, image, control, config.model.condition)[0].cpu())
     return found
+
+
+def _control_at(
+    path: Path, kind: str, size: tuple[int, int], place: Placement
+) -> UInt8[Tensor, "3 H W"]:
+    try:
+        return control_of(read_bytes(path), kind, size, place)
+    except PictureError as error:
+        raise DataError(f"{path}: {str(error).removeprefix('its control: ')}") from None
 
 
 def stacked_conditions(

@@ -263,11 +263,12 @@ def control_of(
 ) -> UInt8[Tensor, "3 H W"]:
     """Return the control in ``content`` of a picture of ``size``, width and height, at ``placement``.
 
-    One of another aspect ratio is cut to the middle, or, if ``kind`` is ``fill``, no mask of the picture.
-    Raises PictureError if it is none.
+    ``kind`` is the condition of a model that is trained, or, for a prompt, ``mask`` or "". One of another
+    aspect ratio is cut to the middle, or, of ``fill``, no mask of the picture. Raises PictureError if it is
+    none.
     """
     try:
-        image = _decode_mask(content) if kind == "fill" else decode(content)
+        image = _decode_mask(content) if kind in ("fill", "mask") else decode(content)
     except PictureError as error:
         raise PictureError(f"its control: {error}") from None
     if abs(image.width * size[1] / (image.height * size[0]) - 1) > _SAME_ASPECT:
@@ -281,16 +282,16 @@ def control_of(
         ]
         placement = replace(placement, resized=(resized[0], resized[1]), corner=None)
         kept = placement.size[0] * placement.size[1] / (resized[0] * resized[1])
-        if kept < _LEAST_KEPT:
+        if kind == "kontext" and kept < _LEAST_KEPT:
             text = f"its control has {image.width} x {image.height} pixels"
             raise PictureError(f"{text}, of which {100 * kept:.0f} % would be kept")
-    if kind != "fill":
+    if kind == "kontext":
         try:
             require_enough_pixels(*image.size, placement)
         except PictureError as error:
             raise PictureError(f"its control: {error}") from None
     pixels = fit(image, placement)
-    if kind == "fill":
+    if kind in ("fill", "mask"):
         _require_hole(pixels[0])
     return pixels
 
