@@ -335,6 +335,8 @@ def add_plan(commands: Commands) -> None:
     speed.add_argument("--mfu", type=number, help=text)
     text = "benchmark.json of the benchmark task, for the speed that it measured"
     speed.add_argument("--measured", type=path, metavar="FILE", help=text)
+    text = "price of a GPU for an hour, in any currency: the costs of the run too"
+    parser.add_argument("--gpu-hour", type=number, metavar="PRICE", help=text)
     text = (
         "take one step on fake tensors, with as many ranks, and compare; fails if the plan is wrong"
     )
@@ -486,6 +488,7 @@ def _next_steps(
 
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan."""
+    from fluxtrain.mlperf.rcp import reference_mean
     from fluxtrain.plan.estimate import MeasuredSpeeds, make_plan
     from fluxtrain.plan.pictures import plan_pictures
     from fluxtrain.plan.table import render
@@ -495,16 +498,16 @@ def print_plan(arguments: argparse.Namespace) -> int:
         raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
+    root = arguments.data or Path(reference_environment.root("data", os.environ).value)
     if arguments.verify:
-        for option in ("mfu", "measured"):
+        for option in ("mfu", "measured", "gpu_hour"):
             if (value := getattr(arguments, option)) is not None:
                 text = (
                     "must be left out with --verify, which compares memory and traffic, not speed"
                 )
-                raise ConfigError(f"--{option}", str(value), text)
+                raise ConfigError(f"--{option.replace('_', '-')}", str(value), text)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
-    root = arguments.data or Path(reference_environment.root("data", os.environ).value)
     plan = make_plan(
         config,
         *size,
@@ -514,6 +517,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
         memory_limit=None if limit is None else int(amount(limit)),
         measured=MeasuredSpeeds(arguments.measured) if arguments.measured else None,
         pictures=plan_pictures(config, root),
+        target=reference_mean(config),
+        gpu_hour=arguments.gpu_hour,
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
     return EXIT_OK

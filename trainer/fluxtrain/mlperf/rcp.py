@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from math import inf, sqrt
 from typing import Literal
 
@@ -21,6 +22,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, MLPERF_TARGET_LOSS
 from fluxtrain.mlperf.compliance import RULESETS
 from fluxtrain.mlperf.evidence import Run
+from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
 
 NUM_RUNS = 10
 """Runs of one result."""
@@ -114,10 +116,27 @@ def reference_band(config: RunConfig) -> tuple[float, float] | None:
 
     None for runs of other presets or targets, and above the largest batch size of the reference.
     """
-    if not is_benchmark(config) or config.evaluation.target_loss != MLPERF_TARGET_LOSS:
+    if not _has_target(config):
         return None
     point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
     return None if point is None else point.band
+
+
+def reference_mean(config: RunConfig) -> tuple[float | None, str] | None:
+    """Return the mean samples to the target of a benchmark run and their origin, or why there are none.
+
+    None for runs of other presets or targets.
+    """
+    if not _has_target(config):
+        return None
+    if find_spec(MLPERF_PACKAGE) is None:
+        return None, needs(MLPERF_PACKAGE, "mlperf")
+    point = reference_point(config.schedule.global_batch_size, RULESETS[-1])
+    return (None, _no_point(RULESETS[-1])) if point is None else (point.mean, _origin(point))
+
+
+def _has_target(config: RunConfig) -> bool:
+    return is_benchmark(config) and config.evaluation.target_loss == MLPERF_TARGET_LOSS
 
 
 def compare_with_reference(
@@ -144,8 +163,7 @@ def describe_targets(global_batch_size: int, rulesets: Sequence[str]) -> list[st
     for ruleset in rulesets:
         point = reference_point(global_batch_size, ruleset)
         if point is None:
-            largest = reference_points(ruleset)[-1].global_batch_size
-            lines.append(f"{ruleset}: no reference above global batch size {largest}")
+            lines.append(f"{ruleset}: {_no_point(ruleset)}")
             continue
         evaluations = round(point.mean / MLPERF_EVALUATION_SAMPLES)
         lines.append(
@@ -167,9 +185,8 @@ def explain(result: Convergence, global_batch_size: int, ruleset: str) -> str:
     if result.mean == inf:
         return "refused: two or more runs did not converge; at most one may be dropped"
     if point is None:
-        largest = reference_points(ruleset)[-1].global_batch_size
         return (
-            f"refused: no reference above global batch size {largest}; "
+            f"refused: {_no_point(ruleset)}; "
             f"{global_batch_size} needs twenty reference runs of your own"
         )
     against = f"{point.mean:,.0f} samples ({_origin(point)}, ruleset {ruleset})"
@@ -187,6 +204,10 @@ def explain(result: Convergence, global_batch_size: int, ruleset: str) -> str:
             f"{result.scaling_factor:.4f}"
         )
     return f"accepted: {mean}, not faster than the reference's {against}; no scaling"
+
+
+def _no_point(ruleset: str) -> str:
+    return f"no reference above global batch size {reference_points(ruleset)[-1].global_batch_size}"
 
 
 def _origin(point: ReferencePoint) -> str:

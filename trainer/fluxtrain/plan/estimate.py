@@ -134,6 +134,18 @@ class Plan(BaseModel):
     """What is encoded before training; None if the data are encoded already."""
     seconds: float | None
     """Time of these steps, without start-up, evaluation, sampling and waiting for checkpoints."""
+    cost: float | None
+    """Of these steps, at ``gpu_hour``."""
+    gpu_hour: float | None
+    """Price of a GPU for an hour."""
+    target_samples: float | None
+    """Samples after which the reference reaches MLPerf's target."""
+    target_source: str | None
+    """Where they are from, or why they are unknown; None if the run has another target, or none."""
+    target_seconds: float | None
+    """Time of these samples, without the evaluations."""
+    target_cost: float | None
+    """Of these samples, at ``gpu_hour``."""
 
 
 def make_plan(
@@ -147,14 +159,20 @@ def make_plan(
     memory_limit: int | None = None,
     measured: MeasuredSpeeds | None = None,
     pictures: PicturesPlan | None = None,
+    target: tuple[float | None, str] | None = None,
+    gpu_hour: float | None = None,
 ) -> Plan:
     """Return the plan of ``config`` on ``nodes`` nodes; ``gpus_per_node`` 0 means one CPU process each.
 
     A pod may use ``memory_limit`` bytes; the job may shrink to ``fewest_nodes``. Steps are those of its
-    ``pictures``, if it has some. The throughput is that of
-    ``measured``, converted by its MFU if ``gpu`` is another one. Raises ConfigError if ``gpu`` is unknown,
-    ``mfu`` is outside (0, 1], or ``measured`` has nothing of this run.
+    ``pictures``, if it has some. The throughput is that of ``measured``, converted by its MFU if ``gpu`` is
+    another one. ``target`` is the samples to MLPerf's target, and where they are from. Raises ConfigError if
+    ``gpu`` is unknown, ``mfu`` is outside (0, 1], ``gpu_hour`` is no price, or ``measured`` has nothing of
+    this run.
     """
+    if gpu_hour is not None and not (gpus_per_node and 0 < gpu_hour < math.inf):
+        text = "must be above 0" if gpus_per_node else "must be left out: the job has no GPUs"
+        raise ConfigError("--gpu-hour", gpu_hour, text)
     if mfu is not None and not 0 < mfu <= 1:
         raise ConfigError("--mfu", mfu, "must be above 0 and at most 1")
     ranks_per_node = max(gpus_per_node, 1)
@@ -194,6 +212,10 @@ def make_plan(
     checkpoint = state_bytes(config) * trained
     offloaded = host_sizes(config)
     copied = accumulation * copied_bytes(offloaded)
+    seconds = steps * batch / rate if rate and steps else None
+    samples, source = target or (None, None)
+    to_target = samples / rate if rate and samples else None
+    price = gpu_hour and num_ranks * gpu_hour / 3600
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
         gpu=device.name if device else None,
@@ -242,7 +264,13 @@ def make_plan(
         samples_per_second=rate,
         steps=steps,
         pictures=pictures,
-        seconds=steps * batch / rate if rate and steps else None,
+        seconds=seconds,
+        cost=price and seconds and price * seconds,
+        gpu_hour=gpu_hour,
+        target_samples=samples,
+        target_source=source,
+        target_seconds=to_target,
+        target_cost=price and to_target and price * to_target,
     )
 
 

@@ -208,7 +208,29 @@ def _time(plan: Plan) -> list[Row]:
     return [
         ("throughput", f"{rate:,.1f} samples/s", f"{rate / plan.num_ranks:.2f} per GPU"),
         ("training", duration(plan.seconds), steps),
+        *_cost("cost", plan, plan.cost),
+        *_target(plan),
+        *_cost("cost to the target", plan, plan.target_cost),
     ]
+
+
+def _target(plan: Plan) -> list[Row]:
+    """Return the row of MLPerf's target, if the run has it."""
+    name, seconds, samples = "to MLPerf's target", plan.target_seconds, plan.target_samples
+    if plan.target_source is None:
+        return []
+    if seconds is None or samples is None:
+        return [(name, "unknown", plan.target_source)]
+    text = f"{samples:,.0f} samples, the reference's mean: {plan.target_source}"
+    ends = plan.seconds is not None and plan.seconds < seconds
+    return [(name, duration(seconds), f"{text}{'; THE STEPS END BEFORE' if ends else ''}")]
+
+
+def _cost(name: str, plan: Plan, cost: float | None) -> list[Row]:
+    if cost is None or plan.gpu_hour is None:
+        return []
+    hours = f"{cost / plan.gpu_hour:,.0f} GPU hours at {plan.gpu_hour:g}"
+    return [(name, f"{cost:,.0f}", hours)]
 
 
 def _checkpoint(plan: Plan) -> str:
