@@ -218,6 +218,9 @@ VARIABLES: Mapping[str, Replacement] = {
         ("checkpoint.every_steps",), "checkpoints are always on; 0 saves only at the end",
         same=False, applies_to="(?!(?i:true|1)$).+",
     ),
+    "ENABLE_TB": Replacement(
+        ("logging.tensorboard",), "true or false", same=False, applies_to="(?i:true|1)"
+    ),
 }  # fmt: skip
 """Environment variables of the reference's scripts that would change the run."""
 

@@ -92,6 +92,7 @@ def test_every_replacement_exists_and_no_field_of_ours_is_refused(
         ("CONFIG_FILE", "./train_configs/flux_schnell_mlperf.toml", "the first argument"),
         ("CONFIG", "flux_schnell_mlperf.toml", "the first argument"),
         ("ENABLE_CHECKPOINTING", "False", "here --checkpoint.every_steps"),
+        ("ENABLE_TB", "True", "here --logging.tensorboard: true or false"),
     ],
 )
 def test_a_variable_that_would_change_the_run_is_refused(
@@ -115,6 +116,7 @@ def test_a_variable_that_would_change_the_run_is_refused(
         ({"NGPU": ""}, None),
         ({"CONFIG_FILE": "/etc/another-program.yaml"}, None),
         ({"ENABLE_CHECKPOINTING": "True"}, None),
+        ({"ENABLE_TB": "False", "LOG_RANK": "0,1"}, None),
     ],
 )
 def test_a_variable_that_changes_nothing_is_not(
