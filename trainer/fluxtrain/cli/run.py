@@ -47,6 +47,7 @@ from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, is_ben
 from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.overrides import refuse_variables
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
 from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
@@ -54,6 +55,7 @@ from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
 
 if TYPE_CHECKING:
+    from fluxtrain.plan.estimate import Plan
     from fluxtrain.plan.first_file import Base, Machine
 
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
@@ -494,11 +496,11 @@ def print_plan(arguments: argparse.Namespace) -> int:
     from fluxtrain.plan.table import render
 
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
-    if config.task != "train":
-        raise ConfigError("spec.run.task", config.task, "must be train: other tasks have no plan")
     require_replicas(config, job.spec.rank_counts)
     size = job.spec.nodes.max, job.spec.gpus_per_node
     root = arguments.data or Path(reference_environment.root("data", os.environ).value)
+    if config.task != "train":
+        return _print_task(arguments, config, size, root)
     if arguments.verify:
         for option in ("mfu", "measured", "gpu_hour"):
             if (value := getattr(arguments, option)) is not None:
@@ -521,6 +523,38 @@ def print_plan(arguments: argparse.Namespace) -> int:
         gpu_hour=arguments.gpu_hour,
     )
     print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
+    return EXIT_OK
+
+
+def _print_task(
+    arguments: argparse.Namespace, config: RunConfig, size: tuple[int, int], root: Path
+) -> int:
+    from fluxtrain.benchmark.results import Trial, settings
+    from fluxtrain.plan.estimate import make_plan
+    from fluxtrain.plan.tasks import Training, plan_benchmark, plan_task, render
+
+    if config.task == "prepare":
+        text = "has no plan: one node converts files, without a GPU"
+        raise ConfigError("spec.run.task", config.task, text)
+    for option in ("verify", "measured", "gpu_hour"):
+        if value := getattr(arguments, option):
+            text = f"must be left out: spec.run.task is {config.task}, not train"
+            raise ConfigError(f"--{option.replace('_', '-')}", str(value), text)
+    ranks = size[0] * max(size[1], 1)
+
+    def at(setting: Setting) -> Training:
+        return lambda batch: Trial(setting, batch, ranks, batch * ranks, True).config(config)
+
+    def plan(run: RunConfig) -> Plan:
+        return make_plan(run, *size, arguments.gpu, arguments.mfu)
+
+    if config.task == "benchmark":
+        trainings = {str(setting): at(setting) for setting in settings(config)}
+        plans = list(plan_benchmark(config, plan, trainings))
+    else:
+        plans = [plan_task(config, plan(config), root)]
+    as_json = [each.model_dump() for each in plans]
+    print(json.dumps(as_json, indent=2) if arguments.json else render(plans))
     return EXIT_OK
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fluxtrain.contract.run.config import AUTO
 from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
@@ -23,6 +25,11 @@ def render(plan: Plan) -> str:
     ]
     if plan.pictures is not None:
         sections.append(("pictures", _pictures(plan.pictures, plan.global_batch_size)))
+    return "\n".join([*aligned(sections), "", *_assumptions(plan)])
+
+
+def aligned(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
+    """Return the rows of all ``sections`` in the same columns, under their titles."""
     rows = [row for _, section in sections for row in section]
     names, values = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines: list[str] = []
@@ -30,7 +37,7 @@ def render(plan: Plan) -> str:
         lines.append(title)
         for name, value, remark in section:
             lines.append(f"  {name:<{names}}  {value:>{values}}  {remark}".rstrip())
-    return "\n".join([*lines, "", *_assumptions(plan)])
+    return lines
 
 
 def _model(plan: Plan) -> list[Row]:

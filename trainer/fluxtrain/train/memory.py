@@ -101,6 +101,17 @@ def memory(
     return Memory(**parts, total=sum(parts.values()))
 
 
+def forward_memory(config: RunConfig, sharding: Sharding, batch: int) -> int:
+    """Return the most memory of one rank in passes of ``batch`` samples that keep nothing for a backward one.
+
+    A block counts as if it kept what it saves in training, until its end. A single rank has its weights in
+    the compute dtype alone.
+    """
+    passes = Passes(config.model_copy(update={"adapter": None}), sharding, batch, accumulates=False)
+    weights = passes.weight_bytes - passes.shard_bytes * passes.is_rounded
+    return weights + max(moment.total for moment in passes.without_backward())
+
+
 # The memory of one rank along a forward and a backward pass: activations shrink while gradients
 # grow.
 #
@@ -233,6 +244,15 @@ class Passes:
             if not self._accumulates:
                 reduced += self._kept_gradient * self._blocks[number].padded // self._shards
         yield from self._end(reduced)
+
+    def without_backward(self) -> Iterator[InUse]:
+        """Yield the ends of the blocks' forward passes, and that of the whole, if nothing is kept."""
+        blocks, everywhere = self._blocks, self._rest() + self._all_gathered(len(self._blocks) - 1)
+        for block, ahead in zip(blocks, [*blocks[1:], *blocks[-1:]], strict=True):
+            live = block.moments.saved + block.moments.forward.activations
+            gathered = everywhere + self._weights(block) + self._buffer(ahead)
+            yield InUse(0, gathered, self._first + self._micro_batch * live)
+        yield InUse(0, everywhere, self._first + self._last)
 
     def _in_order(self, config: RunConfig) -> Iterator[_Block]:
         fraction = config.parallel.activation_checkpointing
