@@ -93,6 +93,8 @@ def test_an_evaluation_counts_the_samples_that_are_here(
     (unknown,) = planned(capsys, file, f"--data={tmp_path}")
     assert unknown["samples"] is unknown["seconds"] is None
     assert unknown["samples_per_second"] == found["samples_per_second"]
+    assert main(["plan", str(file), f"--data={tmp_path}"]) == EXIT_OK
+    assert capsys.readouterr().out.count("unknown  the samples are not here to be counted") == 1
 
 
 def test_preprocessing_has_encoders_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:

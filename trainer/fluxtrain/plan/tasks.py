@@ -131,5 +131,9 @@ def _rows(plan: TaskPlan) -> Iterator[Row]:
         of_each = f"{rate / plan.num_ranks:.4g} per {rank}"
         of_each += "" if plan.mfu is None else f", assumed {plan.mfu:.0%} of its dense peak"
         yield "throughput", f"{rate:,.4g} samples/s", of_each
-    count = "" if plan.samples is None else f"{plan.samples:,} samples"
-    yield "time", "unknown" if plan.seconds is None else duration(plan.seconds), count
+    if plan.seconds is not None:
+        of = "" if plan.samples is None else f"of samples: {plan.samples:,}"
+        yield "time", duration(plan.seconds), of
+        return
+    why = "no FLOPs of encoders are known" if written is not None else "no peak is known for CPUs"
+    yield "time", "unknown", why if rate is None else "the samples are not here to be counted"
