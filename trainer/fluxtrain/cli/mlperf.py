@@ -117,13 +117,18 @@ def add_mlperf(commands: Commands) -> None:
 def check_log(arguments: argparse.Namespace) -> int:
     """Print both results; return 0 only if the checker reports SUCCESS and no rule finds anything."""
     from fluxtrain.mlperf import check, render
-    from fluxtrain.mlperf.compliance import counted
+    from fluxtrain.mlperf.compliance import counted, describe_fit, require_readable, require_ruleset
     from fluxtrain.mlperf.review import review as rules
 
-    result = check(arguments.log, arguments.ruleset)
+    require_ruleset(arguments.ruleset)
+
+    require_readable(arguments.log)
+    (read,) = rules.read_results([arguments.log], arguments.ruleset)
+    result = check(arguments.log, read.ruleset)
     print(render(result))
-    ((run,),) = (each.runs for each in rules.read_results([arguments.log]))
-    findings = list(rules.rule_findings(run))
+    if arguments.ruleset is None:
+        print(f"ruleset {read.ruleset}: {describe_fit(rules.fit_of(read), result.success)}")
+    findings = list(rules.rule_findings(read.runs[0]))
     if findings:
         print(f"review: {counted(rules.number_of(findings), 'finding')}")
         print(rules.render(findings))
@@ -155,13 +160,14 @@ def add_package(subcommands: Commands) -> None:
     package.add_argument("--waive", action="append", default=[], metavar="RULE=REASON", help=text)
     text = "why a field of the job, or a section of fields, is not the reference's; the package shows it"
     package.add_argument("--reason", action="append", default=[], metavar="FIELD=REASON", help=text)
-    add_ruleset(package)
+    add_ruleset(package, "6.1.0")
     package.set_defaults(action=make_package)
 
 
-def add_ruleset(parser: argparse.ArgumentParser) -> None:
-    """Add ``--ruleset``."""
-    parser.add_argument("--ruleset", default="6.1.0", help="5.1.0, 6.0.0 or 6.1.0 (default: 6.1.0)")
+def add_ruleset(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add ``--ruleset``; without a default it is the one that the logs fit."""
+    text = f"5.1.0, 6.0.0 or 6.1.0 (default: {default or 'the newest that the logs fit'})"
+    parser.add_argument("--ruleset", default=default, help=text)
 
 
 def make_package(arguments: argparse.Namespace) -> int:
@@ -294,6 +300,7 @@ def review_results(arguments: argparse.Namespace) -> int:
         read_results,
         render,
         review,
+        rulesets,
         split,
     )
 
@@ -305,7 +312,10 @@ def review_results(arguments: argparse.Namespace) -> int:
         print(f"FAILED: {counted(number_of(findings), 'finding')} in {logs}")
         print(render(findings))
     else:
-        print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {arguments.ruleset}")
+        used = " and ".join(sorted({result.ruleset for result in results}))
+        print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {used}")
+    if arguments.ruleset is None:
+        print(rulesets(results, findings))
     if waived:
         print(f"waived by the submitter: {counted(number_of(waived), 'finding')}")
         print(render(waived))

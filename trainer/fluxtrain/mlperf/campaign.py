@@ -24,8 +24,8 @@ from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf import rcp
-from fluxtrain.mlperf.compliance import counted, sanitize
-from fluxtrain.mlperf.evidence import BENCHMARK, FailedRun, Run, is_file, read_run
+from fluxtrain.mlperf.compliance import best_fit, counted, describe_fit, fit, sanitize
+from fluxtrain.mlperf.evidence import FailedRun, Run, is_file, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
 from fluxtrain.mlperf.log_lines import NO_LOG, NO_TARGET, TOKEN, Outcome, target_of
@@ -297,9 +297,6 @@ def _read_log(path: Path) -> Run:
     run = read_run(path)
     if not run.lines and path.stat().st_size:
         raise ConfigError("PATH", str(path), NO_LOG)
-    if (name := run.value("submission_benchmark")) not in (None, BENCHMARK):
-        text = f"is a log of the benchmark {sanitize(str(name))}; allowed: {BENCHMARK}"
-        raise ConfigError("PATH", str(path), text)
     return run
 
 
@@ -340,8 +337,10 @@ _MOST_ROWS = 12
 _BAR = 30
 
 
-def report(runs: Sequence[ObservedRun], ruleset: str) -> str:
-    """Return the report on ``runs``, for a terminal."""
+def report(runs: Sequence[ObservedRun], given: str | None) -> str:
+    """Return the report on ``runs``, for a terminal; without a ruleset, by the one that the logs fit."""
+    needed = fit(run.log.lines for run in runs if run.log is not None)
+    ruleset = given or best_fit(needed)
     names = max(len(sanitize(run.name)) for run in runs)
     states = max(len("not converged"), *(len(_state(run)) for run in runs))
     lines = [
@@ -349,6 +348,8 @@ def report(runs: Sequence[ObservedRun], ruleset: str) -> str:
     ]
     lines += [_row(run, names, states) for run in runs]
     lines += ["", *_curve(runs), "", *_verdict(runs, ruleset)]
+    if given is None and any(run.log for run in runs):
+        lines.append(f"ruleset {ruleset}: {describe_fit(needed, passed=False)}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,11 @@ class CheckResult:
     explanations: list[str]
     """One text per finding: what is wrong, what is allowed, what to change."""
 
+    @property
+    def only_missed(self) -> bool:
+        """Return whether nothing but the target was missed."""
+        return bool(self.messages) and all(map(_NEVER.match, self.messages))
+
 
 def check(log: Path, ruleset: str = RULESETS[-1]) -> CheckResult:
     """Return the result of MLCommons' compliance checker for ``log`` under ``ruleset``.
@@ -55,7 +60,7 @@ def check(log: Path, ruleset: str = RULESETS[-1]) -> CheckResult:
     Raises ConfigError if the ruleset is unknown or the file is missing, empty, too large or not text.
     """
     require_ruleset(ruleset)
-    _require_readable(log)
+    require_readable(log)
     lines = list(read_lines(log))
     if (finding := path_finding(lines)) is not None:
         return CheckResult(False, ruleset, log, [], [finding])
@@ -75,13 +80,14 @@ def render(result: CheckResult) -> str:
     return "\n".join([head, *findings])
 
 
-def require_ruleset(ruleset: str) -> None:
-    """Raise ConfigError if there is no such ruleset."""
-    if ruleset not in RULESETS:
+def require_ruleset(ruleset: str | None) -> None:
+    """Raise ConfigError if there is no such ruleset; None is that of the log."""
+    if ruleset not in (None, *RULESETS):
         raise ConfigError("--ruleset", ruleset, f"allowed: {', '.join(RULESETS)}")
 
 
-def _require_readable(log: Path) -> None:
+def require_readable(log: Path) -> None:
+    """Raise ConfigError for what is no file with text."""
     try:
         if not log.is_file():
             reason = "not a file" if log.exists() else "no such file"
@@ -195,9 +201,60 @@ KEY_RULES: dict[str, KeyRule] = {
 """The rules of rulesets 5.1.0 to 6.1.0; ``init_stop`` and ``evaluation_frequency`` depend on other lines."""
 
 
+_DISCLOSED = (
+    *("lowest_numerical_precision_in_linear", "lowest_numerical_precision_in_attn"),
+    *("lowest_numerical_precision_in_comm", "tensor_parallelism", "pipeline_parallelism"),
+    *("context_parallelism", "expert_parallelism", "micro_batch_size", "config_filename"),
+)
+"""Keys that ruleset 6.1.0 is the first to require."""
+
+
+def fit(logs: Iterable[Sequence[LogLine]]) -> dict[str, list[str]]:
+    """Return for each ruleset what it needs that the others do not, and ``logs`` lack."""
+    needed: dict[str, dict[str, None]] = {ruleset: {} for ruleset in RULESETS}
+    for lines in logs:
+        first = {line.key: line.value for line in reversed(lines) if not line.fault}
+        given, batch = first.get("evaluation_frequency"), first.get("global_batch_size")
+        closed = first.get("submission_division") == "closed" and given is not None
+        for ruleset, texts in needed.items():
+            newest = ruleset == RULESETS[-1]
+            texts.update(dict.fromkeys(key for key in _DISCLOSED if newest and key not in first))
+            every = rounded(batch) if newest else MLPERF_EVALUATION_SAMPLES
+            if closed and given != every:
+                texts[f"evaluation_frequency {every}"] = None
+    return {ruleset: list(texts) for ruleset, texts in needed.items()}
+
+
+def best_fit(needed: Mapping[str, Sequence[str]]) -> str:
+    """Return the newest of the rulesets that need least."""
+    return min(reversed(RULESETS), key=lambda ruleset: len(needed[ruleset]))
+
+
+def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool) -> str:
+    """Return in words which rulesets logs pass, or fit by their keys, and what each other one needs."""
+    fits = [ruleset for ruleset in RULESETS if not needed[ruleset]]
+    head = f"{'passes' if passed else 'its keys fit'} {' and '.join(fits) or 'no ruleset'}"
+    return "; ".join(
+        [head, *(f"{name} needs {_some(needed[name])}" for name in RULESETS if needed[name])]
+    )
+
+
+def rounded(batch: object) -> int:
+    """Return the samples between two evaluations: 262,144, rounded up to whole batches."""
+    size = batch if isinstance(batch, int) and 0 < batch <= 2**53 else 1
+    return math.ceil(MLPERF_EVALUATION_SAMPLES / size) * size
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 _INIT_MINUTES = {"closed": 30, "open": 240}
+_SHOWN = 3
 _MANY = 6  # with as many missing keys the beginning of the log is assumed to be lost
 _MAX_TEXT = 200
+_LOSSES = ("eval_accuracy", "averaged_validation_loss")
 _UNKNOWN_KEY = KeyRule("see MLCommons' training rules")
 
 _CHECK = re.compile(r"CHECK for '(?P<key>[^']+)' failed in line (?P<index>\d+):")
@@ -288,7 +345,7 @@ def _evaluation_frequency(line: LogLine, lines: Sequence[LogLine], ruleset: str)
         return f"{head}; it is checked against global_batch_size, which must come before it"
     if batch.number > _line_number(line, lines):
         return f"{head}; global_batch_size must come before it (it is in line {batch.number})"
-    expected = math.ceil(MLPERF_EVALUATION_SAMPLES / batch.value) * batch.value
+    expected = rounded(batch.value)
     return (
         f"{head}; with global_batch_size {batch.value} ruleset 6.1.0 allows {expected} only "
         f"({MLPERF_EVALUATION_SAMPLES} rounded up to whole batches); "
@@ -372,13 +429,24 @@ def _missing_key(message: str) -> str | None:
 
 
 def _explain_missing(keys: list[str], lines: Sequence[LogLine]) -> list[str]:
+    rest = [key for key in keys if key not in _DISCLOSED]
+    if len(rest) < _MANY <= len(keys):
+        disclosed = [key for key in keys if key in _DISCLOSED]
+        text = f"ruleset {RULESETS[-1]} needs {_some(disclosed)}; earlier rulesets do not"
+        return [*_explain_missing(rest, lines), text]
     if len(keys) < _MANY:
-        return [f"{key} is missing; {KEY_RULES.get(key, _UNKNOWN_KEY).absent}" for key in keys]
+        return [f"{key} is missing; {_absent(key, lines)}" for key in keys]
     if _first(lines, "run_resumed") and _first(lines, "run_start") is None:
         why = "the file was lost before the run resumed; the log can only be recreated by a new run"
     else:
         why = "the log was truncated or rotated; use the mlperf.log in the run's output folder"
     return [f"{len(keys)} keys are missing, including {', '.join(keys[:3])}: {why}"]
+
+
+def _absent(key: str, lines: Sequence[LogLine]) -> str:
+    if key in _LOSSES and (other := next((one.key for one in lines if one.key in _LOSSES), None)):
+        return f"the open division needs it beside each {other}, with samples_count in its metadata"
+    return KEY_RULES.get(key, _UNKNOWN_KEY).absent
 
 
 def _fault(line: LogLine) -> str:
@@ -391,7 +459,7 @@ def _crash_causes(lines: Sequence[LogLine]) -> list[str]:
     causes = []
     for line in lines:
         given = f"{line.key} (line {line.number}) is {_repr(line.value)}"
-        if line.key in ("eval_accuracy", "averaged_validation_loss"):
+        if line.key in _LOSSES:
             if not isinstance(line.value, int | float):
                 causes.append(f"{given}, not a number")
         elif line.key == "submission_division" and line.value not in _INIT_MINUTES:

@@ -17,7 +17,7 @@ from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
-from fluxtrain.mlperf.compliance import RULESETS
+from fluxtrain.mlperf.compliance import RULESETS, sanitize
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.log_lines import (
     MAX_BYTES,
@@ -226,7 +226,7 @@ def count_of(system: Mapping[str, Any], field: str) -> int | None:
 def run_of(log: Path, config: Path | None, name: str = "") -> Run:
     """Return the run of ``log`` and the file ``config``, if there is one.
 
-    Raises ConfigError if one cannot be read.
+    Raises ConfigError if one cannot be read, and for a log of another benchmark.
     """
     _require_file(log)
     try:
@@ -237,7 +237,11 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
     except OSError as error:
         raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None
     values = None if config is None else read_object(config)
-    return Run(name or log.name, log, lines, values, None if values is None else config)
+    run = Run(name or log.name, log, lines, values, None if values is None else config)
+    if (told := run.value("submission_benchmark")) not in (None, BENCHMARK):
+        text = f"is a log of the benchmark {sanitize(str(told))}; allowed: {BENCHMARK}"
+        raise ConfigError("PATH", str(log), text)
+    return run
 
 
 def _require_file(path: Path) -> None:

@@ -1,0 +1,133 @@
+"""Whose log it is: benchmark and ruleset are read from it, and one lost run of ten is a result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.trainer.mlperf.good_run import CONVERGED, Event, published, write_log
+
+from fluxtrain.cli import main
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from fluxtrain.mlperf.compliance import RULESETS, best_fit, check, describe_fit, fit
+from fluxtrain.mlperf.log_lines import TOKEN, read_lines
+
+NINE = "lowest_numerical_precision_in_linear, lowest_numerical_precision_in_attn"
+COMMANDS = ("review", "check", "campaign status")
+
+
+def write(path: Path, events: Iterable[Event]) -> Path:
+    path.write_text("".join(f"{TOKEN}{json.dumps(event)}\n" for event in events))
+    return path
+
+
+def complete(size: int, evaluations: int, **changed: object) -> list[Event]:
+    """Return a published log with the optimizer's keys, which ruleset 5.1.0 needs."""
+    events = list(published(size, evaluations))
+    at = next(n for n, event in enumerate(events) if event["key"] == "seed")
+    keys = {"opt_name": "adamw", "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.95}
+    keys |= {"opt_adamw_epsilon": 1e-08, "opt_adamw_weight_decay": 0.1}
+    keys |= {"opt_gradient_clip_norm": 1.0, "opt_base_learning_rate": 2e-4}
+    keys |= {"opt_learning_rate_warmup_steps": 0}
+    events[at:at] = [events[at] | {"key": key, "value": value} for key, value in keys.items()]
+    return [
+        event | {"value": changed[event["key"]]} if event["key"] in changed else event
+        for event in events
+    ]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_log_of_another_benchmark_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "result_0.txt", complete(512, 3, submission_benchmark="llama31_8b"))
+    assert main(["mlperf", *command.split(), str(log)]) == EXIT_USAGE
+    said = capsys.readouterr()
+    (line,) = (said.out + said.err).splitlines()
+    assert "is a log of the benchmark llama31_8b; allowed: flux1" in line
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_ruleset_is_that_of_the_log_and_said(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "result_0.txt", complete(512, 27))
+    assert main(["mlperf", *command.split(), str(log)]) == EXIT_OK
+    output = capsys.readouterr().out
+    verb = "its keys fit" if command == "campaign status" else "passes"
+    assert f"ruleset 6.0.0: {verb} 5.1.0 and 6.0.0; 6.1.0 needs {NINE}" in output
+    assert "truncated" not in output
+
+
+def test_a_given_ruleset_is_used_and_names_what_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write(tmp_path / "result_0.txt", complete(512, 27))
+    assert main(["mlperf", "review", str(log), "--ruleset", "6.1.0"]) == EXIT_ERROR
+    output = capsys.readouterr().out
+    assert f"ruleset 6.1.0 needs {NINE}" in output
+    assert "and 6 more; earlier rulesets do not" in output
+    assert "truncated" not in output
+    assert "6.0.0" not in output
+
+
+@pytest.mark.parametrize(
+    ("size", "frequency", "best", "text"),
+    [
+        (512, 262_144, "6.0.0", "its keys fit 5.1.0 and 6.0.0; 6.1.0 needs lowest"),
+        (2304, 262_144, "6.0.0", "its keys fit 5.1.0 and 6.0.0; 6.1.0 needs lowest"),
+        (
+            2304,
+            262_656,
+            "6.0.0",
+            "its keys fit no ruleset; 5.1.0 needs evaluation_frequency 262144",
+        ),
+    ],
+)
+def test_the_frequency_tells_rulesets_apart(
+    size: int, frequency: int, best: str, text: str, tmp_path: Path
+) -> None:
+    log = write(tmp_path / "log", complete(size, 3, evaluation_frequency=frequency))
+    needed = fit([list(read_lines(log))])
+    assert best_fit(needed) == best
+    assert describe_fit(needed, passed=False).startswith(text)
+
+
+def test_a_log_of_ours_fits_all_rulesets(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", 7, 3)
+    needed = fit([list(read_lines(tmp_path / "log"))])
+    assert best_fit(needed) == RULESETS[-1]
+    assert describe_fit(needed, passed=True) == "passes 5.1.0 and 6.0.0 and 6.1.0"
+
+
+@pytest.mark.parametrize(("lost", "code"), [(1, EXIT_OK), (2, EXIT_ERROR)])
+def test_one_lost_run_of_ten_is_a_result_and_two_are_none(
+    lost: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = []
+    for number, count in enumerate(CONVERGED):
+        folder = tmp_path / f"run_{number}"
+        folder.mkdir()
+        config = write_log(folder / "mlperf.log", 100 + number, count, reached=number >= lost)
+        (folder / "config.json").write_text(json.dumps(config))
+        runs.append(str(folder))
+    assert main(["mlperf", "review", *runs]) == code
+    output = capsys.readouterr().out
+    assert ("2 runs did not reach the target" in output) == (lost == 2)
+    assert output.startswith("PASSED" if lost == 1 else "FAILED")
+
+
+def test_an_open_log_without_the_second_key_of_its_losses_names_it(tmp_path: Path) -> None:
+    changes = {"preset": "micro", "logging": {"mlperf": {"division": "open"}}}
+    log = tmp_path / "log"
+    write_log(log, 7, 3, **changes)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if "averaged_validation_loss" not in line))
+    texts = check(log).explanations
+    assert any(
+        text.startswith("averaged_validation_loss is missing; the open division needs it beside")
+        for text in texts
+    ), texts
+    assert not any("nothing was evaluated" in text for text in texts)
