@@ -169,7 +169,7 @@ def coming_from_page() -> str:
 
 def review_page() -> str:
     """Return docs/review.md: the rules of ``fluxtrain mlperf review``; parsed, as they import torch."""
-    text = "– |  | MLCommons' {} nothing, warnings included."
+    text = "– |  | finding |  | MLCommons' {} nothing, warnings included."
     rows = {"compliance-checker": text.format("compliance checker reports")}
     rows["package-checkers"] = text.format("other tools report")
     nodes = _parsed("fluxtrain", "mlperf/review")
@@ -180,7 +180,13 @@ def review_page() -> str:
                 values = (constants.get(ast.unparse(value), value) for value in call.args[:2])
                 name, section = map(ast.literal_eval, values)
                 text = " ".join(str(ast.get_docstring(node)).split())
-                rows[name] = f"{section or '–'} | {'closed' if call.keywords else ''} | {text}"
+                more = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+                division, kind = (
+                    "closed" if "closed_only" in more else "",
+                    more.get("kind", "finding"),
+                )
+                about = (section or "–", division, kind, more.get("needs", ""), text)
+                rows[name] = " | ".join(about)
     return _REVIEW + _rows(rows)
 
 
@@ -190,10 +196,11 @@ _REVIEW = """\
 # Rules of the review
 
 `fluxtrain mlperf review` ([submission.md](submission.md#review)) applies them. Sections are those of
-MLCommons' training rules; – stands for its submission rules and its checkers.
+MLCommons' training rules; – stands for its submission rules and its checkers. A finding breaks a rule;
+a note is what a reviewer asks about, and never fails; without what a rule needs its answer is unknown.
 
-| rule | section | division | what it requires |
-|---|---|---|---|
+| rule | section | division | kind | needs | what it requires |
+|---|---|---|---|---|---|
 """
 
 

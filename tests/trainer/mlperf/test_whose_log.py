@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.trainer.mlperf.good_run import CONVERGED, Event, published, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, Event, Evidence, published, write_log
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 from fluxtrain.mlperf.compliance import RULESETS, best_fit, check, describe_fit, fit
+from fluxtrain.mlperf.evidence import Result
 from fluxtrain.mlperf.log_lines import TOKEN, read_lines
+from fluxtrain.mlperf.review.review import unknowns
 
 NINE = "lowest_numerical_precision_in_linear, lowest_numerical_precision_in_attn"
+FITS_ALL: dict[str, list[str]] = {ruleset: [] for ruleset in RULESETS}
 COMMANDS = ("review", "check", "campaign status")
 
 
@@ -117,6 +121,13 @@ def test_one_lost_run_of_ten_is_a_result_and_two_are_none(
     output = capsys.readouterr().out
     assert ("2 runs did not reach the target" in output) == (lost == 2)
     assert output.startswith("PASSED" if lost == 1 else "FAILED")
+    assert ("compliance-checker (training rules 12)" in output) == (lost == 1)
+    assert main(["mlperf", "review", *runs, "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert told["passed"] == (lost == 1)
+    assert told["results"] == [{"name": "", "logs": 10, "ruleset": "6.1.0", "needs": FITS_ALL}]
+    assert [each["rule"] for each in told["notes"]] == ["compliance-checker"] * (lost == 1)
+    assert {each["kind"] for each in told["unknowns"]} <= {"unknown"}
 
 
 def test_an_open_log_without_the_second_key_of_its_losses_names_it(tmp_path: Path) -> None:
@@ -131,3 +142,10 @@ def test_an_open_log_without_the_second_key_of_its_losses_names_it(tmp_path: Pat
         for text in texts
     ), texts
     assert not any("nothing was evaluated" in text for text in texts)
+
+
+def test_what_the_files_cannot_show_is_unknown() -> None:
+    run = replace(Evidence(complete(512, 3), {}).run(), config=None)
+    found = {(each.rule, each.text) for each in unknowns([Result("", [run])])}
+    assert ("benchmark-data", "there is no config.json") in found
+    assert ("log-follows-its-chain", "there is no chain.jsonl") in found

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fluxtrain.mlperf.chain_verify import Head, Verdict
     from fluxtrain.mlperf.compliance import ToolResult
     from fluxtrain.mlperf.evidence import FailedRun
+    from fluxtrain.mlperf.review.result_rules import Finding
 
 
 _STATUS = Path("status")
@@ -128,11 +129,22 @@ def check_log(arguments: argparse.Namespace) -> int:
     print(render(result))
     if arguments.ruleset is None:
         print(f"ruleset {read.ruleset}: {describe_fit(rules.fit_of(read), result.success)}")
-    findings = list(rules.rule_findings(read.runs[0]))
+    found = list(rules.rule_findings(read.runs[0]))
+    findings = rules.of_kind(found, "finding")
     if findings:
         print(f"review: {counted(rules.number_of(findings), 'finding')}")
         print(rules.render(findings))
+    _print_notes(rules.of_kind(found, "note"))
     return EXIT_OK if result.success and not findings else EXIT_ERROR
+
+
+def _print_notes(notes: Sequence[Finding]) -> None:
+    from fluxtrain.mlperf.compliance import counted
+    from fluxtrain.mlperf.review.review import number_of, render
+
+    if notes:
+        print(f"{counted(number_of(notes), 'note')}, no faults, but what a reviewer asks about:")
+        print(render(notes))
 
 
 def add_package(subcommands: Commands) -> None:
@@ -268,12 +280,14 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
 
     (packaged,) = review.read_results([result], ruleset)
     found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
-    findings, waived = review.split(found, [packaged])
+    standing, waived = review.split(found, [packaged])
+    findings = review.of_kind(standing, "finding")
     verdict = "FAILED" if findings else "passed"
     number = counted(review.number_of(findings), "finding")
     print(f"review: {verdict}, {number}, {review.number_of(waived)} waived")
     if findings:
         print(review.render(findings))
+    _print_notes(review.of_kind(standing, "note"))
     return not findings
 
 
@@ -287,26 +301,50 @@ def add_review(subcommands: Commands) -> None:
     )
     text = "log, output folder of a run, or folder of a package; several runs are one result"
     review.add_argument("paths", type=path, nargs="+", metavar="PATH", help=text)
+    review.add_argument("--json", action="store_true", help="print JSON")
     add_ruleset(review)
     review.set_defaults(action=review_results)
 
 
 def review_results(arguments: argparse.Namespace) -> int:
-    """Print the findings; return 0 only if there are none."""
+    """Print findings, notes and unknowns; return 0 only if there are no findings."""
     from fluxtrain.mlperf.compliance import counted, require_ruleset
     from fluxtrain.mlperf.review.review import (
         RULES,
+        fit_of,
         number_of,
+        of_kind,
         read_results,
         render,
+        render_unknowns,
         review,
         rulesets,
         split,
+        unknowns,
     )
 
     require_ruleset(arguments.ruleset)
     results = read_results(arguments.paths, arguments.ruleset)
-    findings, waived = split(review(results), results)
+    standing, waived = split(review(results), results)
+    findings, notes = of_kind(standing, "finding"), of_kind(standing, "note")
+    unknown = list(unknowns(results))
+    if arguments.json:
+        kinds = {"findings": findings, "notes": notes, "unknowns": unknown, "waived": waived}
+        told = {
+            "passed": not findings,
+            "results": [
+                {
+                    "name": one.name,
+                    "logs": len(one.runs),
+                    "ruleset": one.ruleset,
+                    "needs": fit_of(one),
+                }
+                for one in results
+            ],
+            **{kind: [asdict(each) for each in found] for kind, found in kinds.items()},
+        }
+        print(json.dumps(told, indent=1))
+        return EXIT_ERROR if findings else EXIT_OK
     logs = counted(sum(len(result.runs) for result in results), "log")
     if findings:
         print(f"FAILED: {counted(number_of(findings), 'finding')} in {logs}")
@@ -316,6 +354,9 @@ def review_results(arguments: argparse.Namespace) -> int:
         print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {used}")
     if arguments.ruleset is None:
         print(rulesets(results, findings))
+    _print_notes(notes)
+    if unknown:
+        print(render_unknowns(unknown))
     if waived:
         print(f"waived by the submitter: {counted(number_of(waived), 'finding')}")
         print(render(waived))

@@ -6,21 +6,24 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.mlperf.evidence import FailedRun, Result, Run
+from fluxtrain.mlperf.evidence import FailedRun, Result, Run, chain_of, is_file
 from fluxtrain.mlperf.facts import DATA_KEY
+from fluxtrain.mlperf.log_lines import is_number
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, median_window
 
 T = TypeVar("T")
 Check = Callable[[T], Iterator[str]]
+Kind = Literal["finding", "note", "unknown"]
+"""A finding breaks a rule, a note is what a reviewer asks about, unknown is what the files cannot show."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong, in which run or result, and what to do."""
+    """What is wrong, to be asked or unknown, in which run or result, and what to do."""
 
     rule: str
     section: str
@@ -28,6 +31,7 @@ class Finding:
     place: str
     text: str
     fix: str
+    kind: Kind = "finding"
 
 
 @dataclass(frozen=True)
@@ -39,24 +43,48 @@ class Rule(Generic[T]):
     fix: str
     check: Check[T]
     closed_only: bool
+    kind: Kind = "finding"
+    needs: str = ""
+    """A name of `EVIDENCE`, without which the rule's answer is unknown."""
 
     def findings(self, subject: T, place: str, closed: bool) -> Iterator[Finding]:
         """Yield what the rule finds in ``subject``, which is of the closed division or not."""
         if self.closed_only and not closed:
             return
         for text in self.check(subject):
-            yield Finding(self.name, self.section, place, text, self.fix)
+            yield Finding(self.name, self.section, place, text, self.fix, self.kind)
 
 
 def rule(
-    name: str, section: str, fix: str, closed_only: bool = False
+    name: str,
+    section: str,
+    fix: str,
+    closed_only: bool = False,
+    kind: Kind = "finding",
+    needs: str = "",
 ) -> Callable[[Check[T]], Rule[T]]:
     """Return a decorator that makes a check a rule."""
 
     def decorate(check: Check[T]) -> Rule[T]:
-        return Rule(name, section, fix, check, closed_only)
+        return Rule(name, section, fix, check, closed_only, kind, needs)
 
     return decorate
+
+
+EVIDENCE: dict[str, Callable[[Run], bool]] = {
+    "config.json": lambda run: run.config is not None,
+    "chain.jsonl": lambda run: (path := chain_of(run)) is not None and is_file(path),
+    "report of the nodes": lambda run: bool(run.system),
+    "validation_time": lambda run: bool(measured(run, "validation_time")),
+}
+"""What rules need of a run, beside its events."""
+
+
+def measured(run: Run, name: str) -> list[float]:
+    """Return the values above 0 that a run measured itself and logged in `tracked_stats`."""
+    stats = [line.value for line in run.all("tracked_stats") if isinstance(line.value, dict)]
+    found = [each[name] for each in stats if is_number(each.get(name))]
+    return [float(value) for value in found if value > 0]
 
 
 def rules_in(module: Mapping[str, object]) -> tuple[Rule[Any], ...]:

@@ -30,7 +30,7 @@ from fluxtrain.mlperf.evidence import (
 )
 from fluxtrain.mlperf.rcp import NUM_RUNS
 from fluxtrain.mlperf.review import package_rules, result_rules, run_rules
-from fluxtrain.mlperf.review.result_rules import Finding, Rule
+from fluxtrain.mlperf.review.result_rules import EVIDENCE, Finding, Kind, Rule
 
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
@@ -41,18 +41,22 @@ COMPLIANCE = "compliance-checker"
 """The rule that MLCommons' compliance checker reports nothing, warnings included."""
 WARNINGS = "package-checkers"
 """The rule that MLCommons' other tools do not warn of anything."""
-_NAMES = [each.name for each in run_rules.RULES] + [each.name for each in RESULT_RULES]
+RUN_RULES: tuple[Rule[Run], ...] = run_rules.RULES
+_NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
 """Names of all rules."""
 NEVER = frozenset({result_rules.ten_runs.name})
 """Of these, rules that nobody can waive."""
+_MISSED = (
+    "the target was not reached, which one run of ten may: it is the slowest, and not in the mean"
+)
 _MAX_TEXT = 1000
 _MAX_PLACES = 3
 
 
 def rule_findings(run: Run) -> Iterator[Finding]:
     """Yield what the rules find in one run, without MLCommons' checker."""
-    for each in run_rules.RULES:
+    for each in RUN_RULES:
         yield from each.findings(run, run.name, run.closed)
 
 
@@ -67,6 +71,7 @@ def compliance_findings(run: Run, ruleset: str, may_miss: bool = False) -> Itera
     """Yield what MLCommons' compliance checker says, warnings too, but for a target that may be missed."""
     checked = check(run.log, ruleset)
     if may_miss and checked.only_missed:
+        yield Finding(COMPLIANCE, "12", run.name, _MISSED, "", "note")
         return
     texts = checked.explanations or [sanitize(message) for message in checked.messages]
     for text in texts:
@@ -93,6 +98,29 @@ def all_rule_findings(result: Result) -> Iterator[Finding]:
         yield from rule_findings(run)
     if result.folder is not None or result.description is not None or len(result.runs) > 1:
         yield from result_findings(result)
+
+
+def unknowns(results: Iterable[Result]) -> Iterator[Finding]:
+    """Yield for each rule on a run what it needs and the given files do not have."""
+    for run in (run for result in results for run in result.runs):
+        missing = {name for name, is_in in EVIDENCE.items() if not is_in(run)}
+        for each in RUN_RULES:
+            if each.needs in missing and (run.closed or not each.closed_only):
+                text = f"there is no {each.needs}"
+                yield Finding(each.name, each.section, run.name, text, "", "unknown")
+
+
+def of_kind(findings: Iterable[Finding], kind: Kind) -> list[Finding]:
+    """Return the findings of one kind."""
+    return [each for each in findings if each.kind == kind]
+
+
+def render_unknowns(findings: Iterable[Finding]) -> str:
+    """Return the unknowns for a terminal: a line for each missing evidence, with its rules."""
+    rules: dict[str, dict[str, None]] = {}
+    for each in findings:
+        rules.setdefault(each.text, {})[each.rule] = None
+    return "\n".join(f"unknown, as {text}: {', '.join(names)}" for text, names in rules.items())
 
 
 def result_findings(result: Result) -> Iterator[Finding]:

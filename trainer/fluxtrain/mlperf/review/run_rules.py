@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from fluxtrain.contract.run.presets import (
 )
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.chain_verify import verify
+from fluxtrain.mlperf.compliance import rounded
 from fluxtrain.mlperf.evidence import Run, chain_of, is_file, num_ranks, read_bytes
 from fluxtrain.mlperf.facts import CHAIN_KEY, DIVISION_KEY, PRECISION_NAMES
 from fluxtrain.mlperf.jobs import heads_of_job
@@ -309,7 +309,7 @@ def cadence(run: Run) -> int | None:
     batch = run.number("global_batch_size")
     if batch is None or batch < 1:
         return None
-    return math.ceil(MLPERF_EVALUATION_SAMPLES / batch) * batch
+    return rounded(batch)
 
 
 def _listed(first: Iterable[int | None], total: int) -> str:
@@ -450,7 +450,7 @@ _OPEN = "Set logging.mlperf.division to open, or repeat the run with the benchma
 _PAIR = "Give the log and the config.json of the same run."
 
 
-@rule("log-is-of-its-configuration", "9.1", _PAIR)
+@rule("log-is-of-its-configuration", "9.1", _PAIR, needs="config.json")
 def log_is_of_its_configuration(run: Run) -> Iterator[str]:
     """Seed, batch, rate, warm-up, optimizer and submitter are those of `config.json`."""
     for key, field in _FIELDS.items():
@@ -473,7 +473,7 @@ def configuration_is_valid(run: Run) -> Iterator[str]:
             yield str(error)
 
 
-@rule("precision-is-stated", "5.2", _PAIR)
+@rule("precision-is-stated", "5.2", _PAIR, needs="config.json")
 def precision_is_stated(run: Run) -> Iterator[str]:
     """The formats in the log are those of `config.json`."""
     if run.config is None:
@@ -491,7 +491,7 @@ def precision_is_stated(run: Run) -> Iterator[str]:
             yield f"{key} is {logged!r} in the log, config.json computes in {allowed}"
 
 
-@rule("benchmark-configuration", "9.1", _OPEN, closed_only=True)
+@rule("benchmark-configuration", "9.1", _OPEN, closed_only=True, needs="config.json")
 def benchmark_configuration(run: Run) -> Iterator[str]:
     """`config.json` has the values that the closed division prescribes."""
     if run.config is None:
@@ -505,7 +505,13 @@ def benchmark_configuration(run: Run) -> Iterator[str]:
             yield f"{field} is {given!r} in config.json; allowed: {allowed!r}"
 
 
-@rule("benchmark-data", "6.1", "Train and evaluate on MLCommons' data sets.", closed_only=True)
+@rule(
+    "benchmark-data",
+    "6.1",
+    "Train and evaluate on MLCommons' data sets.",
+    closed_only=True,
+    needs="config.json",
+)
 def benchmark_data(run: Run) -> Iterator[str]:
     """The data are not synthetic."""
     if run.config is not None and value_at(run.config, "data.source") == "synthetic":
@@ -528,7 +534,12 @@ def caches_are_flushed(run: Run) -> Iterator[str]:
             yield f"{line.place} is after run_start (line {start.number})"
 
 
-@rule("batch-is-of-its-parts", "9.1", "Give the log and the system description of the same run.")
+@rule(
+    "batch-is-of-its-parts",
+    "9.1",
+    "Give the log and the system description of the same run.",
+    needs="report of the nodes",
+)
 def batch_is_of_its_parts(run: Run) -> Iterator[str]:
     """Micro batch × accumulation × ranks is the global batch, but for padding of weight 0."""
     if not run.all("run_resumed"):
@@ -569,6 +580,7 @@ _MAX_SHOWN = 3
     "log-follows-its-chain",
     _SUBMISSION_RULES,
     "Give the log and the chain that the run wrote; fluxtrain mlperf verify compares them.",
+    needs="chain.jsonl",
 )
 def log_follows_its_chain(run: Run) -> Iterator[str]:
     """A log has the lines of its chain, and the chain the heads that the operator saw, if known."""
