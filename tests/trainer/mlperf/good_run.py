@@ -99,7 +99,8 @@ def write_log(
         log.block_start(samples - EVERY)
         log.block_stop(samples)
         log.eval_start(samples)
-        loss = 0.585 if reached and count == evaluations else 0.7 + seed / 1e6 - count / 1e3
+        noise = (seed * 7919 + count * 104_729) % 1000 / 1e5  # each run has a curve of its own
+        loss = 0.585 if reached and count == evaluations else 0.7 + noise - count / 1e3
         log.eval_accuracy(samples, loss)
         log.eval_stop(samples)
     log.run_stop("success" if reached else "aborted", evaluations * EVERY)
@@ -161,7 +162,7 @@ def published(size: int, evaluations: int) -> Iterator[Event]:
         samples = (number + 1) * every
         yield _event("eval_start", None, time, samples_count=samples, step=next_step)
         time += 4_400
-        loss = 0.5859 if number + 1 == evaluations else 0.65
+        loss = 0.5859 if number + 1 == evaluations else 0.65 - number / 1e4
         yield _event("eval_accuracy", loss, time, samples_count=samples)
         yield _event("tracked_stats", {"validation_time": 4.4}, time, step=next_step)
         yield _event("eval_stop", None, time, samples_count=samples, step=next_step)

@@ -155,7 +155,8 @@ def require_order(log: Path) -> None:
     times = [event["time_ms"] for event in logged]
     assert times == sorted(times)
     (result,) = read_results([log])
-    found = {finding.rule for finding in rule_findings(result.runs[0])}
+    told = rule_findings(result.runs[0])  # notes are on the clock, which is a stand-in here
+    found = {each.rule for each in told if each.kind == "finding"}
     resumed = {"not-resumed"} if "run_resumed" in names else set()
     assert found == {"caches-are-flushed", *resumed}
 

@@ -25,7 +25,7 @@ from tests.trainer.mlperf.good_run import (
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.mlperf.evidence import Result
-from fluxtrain.mlperf.review import package_rules, run_rules
+from fluxtrain.mlperf.review import package_rules, plausibility, run_rules
 from fluxtrain.mlperf.review.review import RULES, parse, result_findings, rule_findings
 
 Break = Callable[[Evidence], object]
@@ -571,7 +571,9 @@ def test_accelerators_of_a_description_that_do_not_make_the_batch_are_found(
     for run in runs:
         run.events = [event for event in run.events if "fluxtrain" not in event["key"]]
     description = {**DESCRIPTION, "number_of_nodes": "3"}
-    (found,) = result_findings(result_of(runs, description=description, implementation=tmp_path))
+    result = result_of(runs, description=description, implementation=tmp_path)
+    found, note = result_findings(result)
+    assert (note.rule, note.kind) == ("caches-of-each-node", "note")
     assert found.rule == "accelerators-make-the-batch"
     assert "x 24 ranks of the description is 768, global_batch_size is 512" in found.text
 
@@ -750,11 +752,12 @@ def test_every_rule_is_in_the_documentation() -> None:
 
 
 def test_every_rule_is_in_a_table() -> None:
-    """But for the checkers', which have tests of their own."""
+    """But for the checkers' and those of plausibility, which have tests of their own."""
     tested = {row[2] for row in (*BROKEN_LOGS, *BROKEN_RESULTS)}
     of_packages = {"description-is-of-the-logs", "description-is-of-the-nodes"}
     of_packages |= {"accelerators-make-the-batch", "configuration-is-enclosed", "code-is-enclosed"}
     of_packages |= {"median-of-the-windows", "description-is-enclosed"}
     of_packages |= {"description-is-of-each-node"}
     of_packages |= {rule.name for rule in (*package_rules.RULES, run_rules.log_follows_its_chain)}
-    assert RULES - tested == of_packages | {"compliance-checker", "package-checkers"}
+    notes = {rule.name for rule in (*plausibility.RUN_RULES, *plausibility.RESULT_RULES)}
+    assert RULES - tested - notes == of_packages | {"compliance-checker", "package-checkers"}

@@ -29,19 +29,20 @@ from fluxtrain.mlperf.evidence import (
     run_of,
 )
 from fluxtrain.mlperf.rcp import NUM_RUNS
-from fluxtrain.mlperf.review import package_rules, result_rules, run_rules
+from fluxtrain.mlperf.review import package_rules, plausibility, result_rules, run_rules
 from fluxtrain.mlperf.review.result_rules import EVIDENCE, Finding, Kind, Rule
 
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
     *package_rules.PACKAGE_RULES,
     *package_rules.RULES,
+    *plausibility.RESULT_RULES,
 )
 COMPLIANCE = "compliance-checker"
 """The rule that MLCommons' compliance checker reports nothing, warnings included."""
 WARNINGS = "package-checkers"
 """The rule that MLCommons' other tools do not warn of anything."""
-RUN_RULES: tuple[Rule[Run], ...] = run_rules.RULES
+RUN_RULES: tuple[Rule[Run], ...] = (*run_rules.RULES, *plausibility.RUN_RULES)
 _NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
 """Names of all rules."""

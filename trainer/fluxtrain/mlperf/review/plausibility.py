@@ -1,0 +1,205 @@
+"""Notes on what no rule forbids and no published log shows: clocks, losses, caches, seeds, names.
+
+"Published" are the 160 logs of `flux1`, of sixteen results, in MLCommons' results of round 5.1. Each limit is
+beyond the whole spread of these logs, or of a count that none of them has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations, pairwise
+from statistics import mean, median
+
+from fluxtrain.mlperf.compliance import counted
+from fluxtrain.mlperf.evidence import Result, Run, count_of
+from fluxtrain.mlperf.review.result_rules import Rule, measured, rule, rules_in
+from fluxtrain.mlperf.review.run_rules import QUALITY, RUN_RESULTS, cadence
+
+_ASK = "Ask for the original log and the cause."
+_LEAST_MS = 10_000
+"""Shorter blocks are not compared: the shortest published one has 15 s."""
+_PACE, _STEPS, _MEASURED, _MEASURED_MS = 0.1, 0.25, 0.05, 50
+_SPEED, _EQUAL_LOSSES = 5.0, 3
+_LEAST_DIFFERENCE, _LEAST_EVALUATIONS = 1e-4, 5
+_SERIES, _PAUSE = 10, 0.9
+_UNNAMED = re.compile(r"placeholder|change.?me|to.?do\b|\btbd\b|<.*>", re.IGNORECASE)
+
+
+@rule("blocks-take-their-time", RUN_RESULTS, _ASK, closed_only=True, kind="note")
+def blocks_take_their_time(run: Run) -> Iterator[str]:
+    """No block takes less than 0.9 of the run's median; published: 0.985 at least."""
+    times = _times(run, "block")
+    usual = median(times) if times else 0
+    fast = [time for time in times if time < (1 - _PACE) * usual]
+    if fast and usual >= _LEAST_MS:
+        shown = f"{min(fast) / 1000:,.1f} s at least, the median is {usual / 1000:,.1f} s"
+        yield f"{len(fast)} of {len(times)} blocks are fast: {shown}"
+
+
+@rule(
+    "evaluations-are-as-measured",
+    RUN_RESULTS,
+    _ASK,
+    closed_only=True,
+    kind="note",
+    needs="validation_time",
+)
+def evaluations_are_as_measured(run: Run) -> Iterator[str]:
+    """An evaluation takes its own `validation_time`, within 5 % and 50 ms; published: 0.3 % and 3 ms."""
+    times, told = _times(run, "eval"), measured(run, "validation_time")
+    if len(times) != len(told):
+        return
+    for number, (time, seconds) in enumerate(zip(times, told, strict=True), 1):
+        if abs(time - seconds * 1000) > max(_MEASURED_MS, _MEASURED * seconds * 1000):
+            clock = f"{time / 1000:,.3f} s by the log's clock"
+            yield f"evaluation {number} took {clock}, {seconds:,.3f} s by its own"
+            return
+
+
+@rule("evaluations-take-their-time", QUALITY, _ASK, closed_only=True, kind="note")
+def evaluations_take_their_time(run: Run) -> Iterator[str]:
+    """A second evaluates at most 5 times the samples that it trains; published: 2.6 to 3.4."""
+    blocks, times = _times(run, "block"), _times(run, "eval")
+    samples, every = run.number("eval_samples"), cadence(run)
+    if not blocks or not times or not samples or not every or median(blocks) < _LEAST_MS:
+        return
+    if (ratio := samples / max(1, median(times)) / (every / median(blocks))) > _SPEED:
+        yield f"{samples:,} samples are evaluated {ratio:,.1f} times as fast as others are trained"
+
+
+@rule("clock-is-of-the-steps", RUN_RESULTS, _ASK, closed_only=True, kind="note")
+def clock_is_of_the_steps(run: Run) -> Iterator[str]:
+    """A block takes at least 0.75 of the time by the run's own throughput or steps; published: 0.998."""
+    blocks, every, batch = _times(run, "block"), cadence(run), run.number("global_batch_size")
+    rates = measured(run, "throughput")
+    rates += [batch / seconds for seconds in measured(run, "train_step_time") if batch]
+    if not blocks or not every or not rates or (usual := median(blocks)) < _LEAST_MS:
+        return
+    expected = every / median(rates) * 1000
+    if usual < (1 - _STEPS) * expected:
+        clock = f"{usual / 1000:,.1f} s by the log's clock"
+        yield f"a block takes {clock}, {expected / 1000:,.1f} s by the speed that the run measured"
+
+
+@rule("losses-change", QUALITY, _ASK, closed_only=True, kind="note")
+def losses_change(run: Run) -> Iterator[str]:
+    """No three evaluations of a run have the same loss; published: no two."""
+    for loss, count in Counter(_losses(run).values()).items():
+        if count >= _EQUAL_LOSSES:
+            yield f"{count} evaluations have the loss {loss!r}"
+
+
+@rule("names-are-filled-in", "", "Give the organisation and the platform their names.", kind="note")
+def names_are_filled_in(run: Run) -> Iterator[str]:
+    """Organisation and platform are no placeholders of a script; published: 90 logs of 160 have them."""
+    for line in run.all("submission_org", "submission_platform"):
+        if _UNNAMED.search(str(line.value)):
+            yield f"{line.place} is {line.value!r}"
+
+
+@rule("caches-of-each-node", "6.1", _ASK, closed_only=True, kind="note")
+def caches_of_each_node(result: Result) -> Iterator[str]:
+    """The runs have as many `cache_clear` as each other, and as nodes; published: one for each node.
+
+    One of a log with the nodes' own reports is of all of them.
+    """
+    counts = {run.name: len(run.all("cache_clear")) for run in result.runs}
+    if not counts:
+        return
+    nodes = count_of(result.description or {}, "number_of_nodes")
+    told = any(run.system for run in result.runs)
+    usual = nodes if nodes and not told else Counter(counts.values()).most_common(1)[0][0]
+    whose = "the nodes are" if usual == nodes else "others have"
+    for count in sorted({*counts.values()} - {usual}):
+        names = [name for name, found in counts.items() if found == count]
+        shown = f"{counted(len(names), 'log')}, such as {names[0]},"
+        yield f"{count} cache_clear in {shown} {whose} {usual}"
+
+
+@rule("curves-are-of-their-own", "12", _ASK, closed_only=True, kind="note")
+def curves_are_of_their_own(result: Result) -> Iterator[str]:
+    """The losses of two runs differ by 0.0001 in the mean; published: by 0.00038 at least."""
+    curves = [(run.name, _losses(run)) for run in result.runs]
+    for (one, first), (other, second) in combinations(curves, 2):
+        common = first.keys() & second.keys()
+        if len(common) >= _LEAST_EVALUATIONS:
+            apart = mean(abs(first[samples] - second[samples]) for samples in common)
+            if 0 < apart < _LEAST_DIFFERENCE:
+                yield f"the losses of {one} and {other} differ by {apart:.2g} in the mean"
+
+
+@rule("runs-keep-one-pace", "2.2", _ASK, closed_only=True, kind="note")
+def runs_keep_one_pace(result: Result) -> Iterator[str]:
+    """The median block of a run is within 10 % of the runs' median; published: within 1.8 %."""
+    paces = {run.name: median(times) for run in result.runs if (times := _times(run, "block"))}
+    usual = median(paces.values()) if paces else 0
+    for name, pace in paces.items():
+        if usual >= _LEAST_MS and abs(pace / usual - 1) > _PACE:
+            yield f"a block of {name} takes {pace / 1000:,.1f} s, of the runs {usual / 1000:,.1f} s"
+
+
+@rule(
+    "seeds-have-no-holes",
+    "12",
+    "Ask whether runs were left out: all runs are in the record.",
+    closed_only=True,
+    kind="note",
+)
+def seeds_have_no_holes(result: Result) -> Iterator[str]:
+    """Where seeds count up, none is left out with a pause of a run's length; published: 8 holes have one."""
+    spans = [(span, run) for run in result.runs if (span := _span(run)) is not None]
+    spans.sort(key=lambda each: each[0])
+    steps = [
+        (later.number("seed") or 0) - (earlier.number("seed") or 0)
+        for (_, earlier), (_, later) in pairwise(spans)
+    ]
+    length = mean(stop - start for (start, stop), _ in spans) if spans else 0
+    for step, (((_, stop), earlier), ((start, _), later)) in zip(
+        steps, pairwise(spans), strict=True
+    ):
+        pause = (start - stop) / length if length else 0
+        if 1 in steps and 1 < step <= _SERIES and pause >= _PAUSE * (step - 1):
+            left_out = counted(step - 1, "seed")
+            where = f"between {earlier.name} and {later.name}"
+            yield f"{left_out} left out {where}, in a pause of {pause:.1f} run lengths"
+
+
+def _span(run: Run) -> tuple[float, float] | None:
+    start, stop = run.first("run_start"), run.first("run_stop")
+    if start is None or stop is None:
+        return None
+    return start.fields["time_ms"], stop.fields["time_ms"]
+
+
+def _times(run: Run, kind: str) -> list[float]:
+    """Return the milliseconds of each block or evaluation; none of a resumed run, whose blocks are parts."""
+    lines = [] if run.all("run_resumed") else run.all(f"{kind}_start", f"{kind}_stop")
+    return [
+        later.fields["time_ms"] - earlier.fields["time_ms"]
+        for earlier, later in pairwise(lines)
+        if (earlier.key, later.key) == (f"{kind}_start", f"{kind}_stop")
+    ]
+
+
+def _losses(run: Run) -> Mapping[int, float]:
+    """Return the loss of each evaluation that has one, by its samples."""
+    return {
+        line.samples: line.measured
+        for line in run.all("eval_accuracy")
+        if line.samples is not None and line.measured is not None and abs(line.measured) < 1e9
+    }
+
+
+RUN_RULES: tuple[Rule[Run], ...] = (
+    blocks_take_their_time,
+    evaluations_are_as_measured,
+    evaluations_take_their_time,
+    clock_is_of_the_steps,
+    losses_change,
+    names_are_filled_in,
+)
+RESULT_RULES: tuple[Rule[Result], ...] = tuple(
+    each for each in rules_in(globals()) if each not in RUN_RULES
+)
