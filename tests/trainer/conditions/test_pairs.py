@@ -200,6 +200,14 @@ def drawn(mode: str, inside: Any, outside: Any) -> bytes:
     return file_of(image, "PNG")
 
 
+def of_a_palette(kind: str) -> bytes:
+    """Return a white left half beside a transparent right one, with a palette."""
+    image = Image.new("P", (32, 16), 1)
+    image.putpalette([255, 255, 255, 0, 200, 0])
+    image.paste(0, (0, 0, 16, 16))
+    return file_of(image, kind, transparency=1)
+
+
 AT = Placement((32, 16), (32, 16))
 HALF = torch.zeros(16, 32, dtype=torch.uint8)
 HALF[:, :16] = 255
@@ -212,8 +220,10 @@ HALF[:, :16] = 255
         drawn("RGBA", (255, 255, 255, 255), (0, 0, 0, 0)),
         drawn("RGBA", (255, 255, 255, 255), (255, 255, 255, 0)),
         drawn("LA", (255, 255), (255, 0)),
+        of_a_palette("PNG"),
+        of_a_palette("GIF"),
     ],
-    ids=["grey", "on transparent black", "on transparent white", "grey with opacity"],
+    ids=["grey", "on transparent black", "on transparent white", "grey with opacity", "PNG", "GIF"],
 )
 def test_what_is_transparent_in_a_mask_is_black(content: bytes) -> None:
     assert control_of(content, "fill", (32, 16), AT)[0].equal(HALF)

@@ -105,8 +105,11 @@ def decode_alpha(content: bytes) -> Image.Image:
 
 def _decode_mask(content: bytes) -> Image.Image:
     """Return the mask in ``content`` as `decode` does, but its transparent parts black."""
-    mask, opacity = decode(content), decode_alpha(content)
-    return ImageChops.multiply(mask, opacity.convert("RGB"))
+    mask = decode(content)
+    with _opened(content) as image:
+        if not image.has_transparency_data:
+            return mask
+    return ImageChops.multiply(mask, decode_alpha(content).convert("RGB"))
 
 
 def _alone_if_large(image: Image.Image) -> AbstractContextManager[object]:
