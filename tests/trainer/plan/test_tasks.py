@@ -105,7 +105,7 @@ def test_preprocessing_has_encoders_and_bytes(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "option", ["--verify", "--gpu-hour=1", "--measured=benchmark.json"], ids=str
+    "option", ["--verify", "--gpu-hour=1", "--gpu-hour=0", "--measured=benchmark.json"], ids=str
 )
 def test_what_is_a_training_s_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(BENCHMARK), option]) == EXIT_USAGE

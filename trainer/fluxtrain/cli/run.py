@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -502,12 +502,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if config.task != "train":
         return _print_task(arguments, config, size, root)
     if arguments.verify:
-        for option in ("mfu", "measured", "gpu_hour"):
-            if (value := getattr(arguments, option)) is not None:
-                text = (
-                    "must be left out with --verify, which compares memory and traffic, not speed"
-                )
-                raise ConfigError(f"--{option.replace('_', '-')}", str(value), text)
+        text = "must be left out with --verify, which compares memory and traffic, not speed"
+        _refuse(arguments, ("mfu", "measured", "gpu_hour"), text)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
     plan = make_plan(
@@ -526,6 +522,14 @@ def print_plan(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], text: str) -> None:
+    """Raise ConfigError with ``text`` if one of the options ``names`` is given."""
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:  # 0 is given too
+            raise ConfigError(f"--{name.replace('_', '-')}", str(value), text)
+
+
 def _print_task(
     arguments: argparse.Namespace, config: RunConfig, size: tuple[int, int], root: Path
 ) -> int:
@@ -536,10 +540,8 @@ def _print_task(
     if config.task == "prepare":
         text = "has no plan: one node converts files, without a GPU"
         raise ConfigError("spec.run.task", config.task, text)
-    for option in ("verify", "measured", "gpu_hour"):
-        if value := getattr(arguments, option):
-            text = f"must be left out: spec.run.task is {config.task}, not train"
-            raise ConfigError(f"--{option.replace('_', '-')}", str(value), text)
+    text = f"must be left out: spec.run.task is {config.task}, not train"
+    _refuse(arguments, ("verify", "measured", "gpu_hour"), text)
     ranks = size[0] * max(size[1], 1)
 
     def at(setting: Setting) -> Training:
