@@ -12,6 +12,7 @@ from typing import get_args
 
 from fluxtrain.contract.run.adapter import LayerName
 from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.presets import CONDITIONED_WEIGHTS
 from fluxtrain.imports.table import (
     Convert,
     NoCounterpartError,
@@ -224,7 +225,7 @@ def one_of(*words: str, note: str = "") -> Convert:
 
 KONTEXT: Values = {
     "model.condition": "kontext",
-    "initial_weights": "flux1-kontext-dev.safetensors",
+    "initial_weights": CONDITIONED_WEIGHTS["kontext"],
 }
 """What has the model of Kontext, if no other option names its weights."""
 

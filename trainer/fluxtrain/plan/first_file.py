@@ -139,16 +139,17 @@ class Machine:
     @property
     def num_ranks(self) -> int:
         """Return the number of GPUs, or 1."""
-        return self.nodes * self._ranks_per_node
+        return self.nodes * self.ranks_per_node
 
     @property
-    def _ranks_per_node(self) -> int:
+    def ranks_per_node(self) -> int:
+        """Return the GPUs of a node, or 1."""
         return self.gpus_per_node or 1
 
     @property
     def _room(self) -> Room:
         memory = self.gpu.memory_bytes if self.gpus_per_node else None
-        return Room.of(memory, self._ranks_per_node)
+        return Room.of(memory, self.ranks_per_node)
 
     def __str__(self) -> str:
         """Return the devices, for people."""
@@ -159,7 +160,7 @@ class Machine:
 
     def settled(self, config: RunConfig) -> RunConfig:
         """Return ``config`` with the micro batch of these GPUs."""
-        return settle_micro_batch(config, self.num_ranks, self._ranks_per_node, self._room)
+        return settle_micro_batch(config, self.num_ranks, self.ranks_per_node, self._room)
 
     def memory(self, config: RunConfig) -> int | None:
         """Return the bytes that a step of ``config`` needs of each GPU; None if they do not fit.
@@ -170,7 +171,7 @@ class Machine:
         encoding = config.data.model_copy(update={"source": "images"})
         if encoder_bytes(config.model_copy(update={"data": encoding})) > room.usable:
             return None
-        sharding = Sharding.of(config, self.num_ranks, self._ranks_per_node)
+        sharding = Sharding.of(config, self.num_ranks, self.ranks_per_node)
         size = self.settled(config).parallel.most_samples
         used = step_memory(config, sharding, size, copies_ahead=room.is_gpu).total
         return used if used <= room.usable else None
@@ -354,7 +355,7 @@ def _comments(config: RunConfig, machine: Machine) -> dict[str, str]:
     side = config.data.image_size
     shapes = f"; other shapes have as many pixels as {side} × {side}" if config.data.buckets else ""
     size = machine.settled(config).parallel.most_samples
-    offloaded = binary(machine.num_ranks // machine.nodes * sum(host_sizes(config)))
+    offloaded = binary(machine.ranks_per_node * sum(host_sizes(config)))
     return {
         "preset": f"with {config.initial_weights}, below --models",
         "model.condition": "the picture that the model takes beside the prompt",

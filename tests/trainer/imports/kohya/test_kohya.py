@@ -305,6 +305,18 @@ def test_what_a_data_set_config_states_in_all_sets_wins(tmp_path: Path, name: st
     assert (config.data.buckets.step, config.data.buckets.max_side) == (128, 1024)
 
 
+@pytest.mark.parametrize("sizes", [(32, 8), (8, 32), (32, '"many"')], ids=str)
+def test_of_different_batches_of_data_sets_the_largest_counts(
+    tmp_path: Path, sizes: tuple[object, object]
+) -> None:
+    start, middle, end = SETS.split("batch_size = 32")
+    first, last = (f"batch_size = {size}" for size in sizes)
+    (tmp_path / "sets.toml").write_text(start + first + middle + last + end)
+    file = tmp_path / "train.sh"
+    file.write_text("python flux_train.py --train_batch_size 4 --dataset_config sets.toml --ae a")
+    assert import_file(file, {}).config.schedule.global_batch_size == 32
+
+
 def test_options_that_change_images_and_captions_ask_for_copies(tmp_path: Path) -> None:
     text = (
         "flip_aug = true\nrandom_crop = true\nshuffle_caption = true\nkeep_tokens = 1\n"
