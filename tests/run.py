@@ -166,6 +166,9 @@ def main(arguments: list[str]) -> int:
         tests = run(suite, [workers, *options], Path(name))
         if "--repeat" in arguments and "failed" in tests.outcomes.values():
             flaky = repeat(suite, tests, options, Path(name))
+        skipped = [name for name, kind in tests.outcomes.items() if kind == "skipped"]
+        if skipped and "--fail-on-skip" in options:
+            tests.exit_code = tests.exit_code or 1  # although all that had failed then passed
         results = [tests, make(suite.commands)]
     by_test, by_file, by_folder = (defaultdict[str, float](float) for _ in range(3))
     for name, took in (pair for result in results for pair in result.seconds.items()):
@@ -183,6 +186,8 @@ def main(arguments: list[str]) -> int:
         print(f"FAILED {name}: {error_of(results[name not in tests.logs].logs[name])}")
     for name in flaky:
         print(f"FLAKY {name}")
+    for name in skipped if "--fail-on-skip" in options else ():
+        print(f"SKIPPED {name}: {tests.logs[name].splitlines()[0]}")
     minutes, rest = divmod(round(time.monotonic() - begin), 60)
     print(f"{minutes} min {rest} s, {len(flaky)} flaky")
     return 0 if all(result.exit_code in (0, NO_TESTS) for result in results) else 1

@@ -140,6 +140,22 @@ def test_a_cluster_test_that_then_passes_is_flaky_with_both_logs(
 
 
 @slow
+def test_a_skipped_test_fails_the_run_that_asks_for_it_although_a_flaky_one_passed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "pass")
+    skips = "import pytest\ndef test_it(): pytest.skip('a program is missing')"
+    (project / "tests" / "compute" / "test_skips.py").write_text(skips)
+    (project / "conftest.py").write_text(Path(conftest.__file__).read_text())
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the conftest's own imports
+    assert run.main(["test", "--repeat", *OPTIONS, "--fail-on-skip"]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    assert "1 flaky" in lines[-1]
+    assert lines[-2].startswith("SKIPPED tests.compute.test_skips::test_it: ")
+    assert lines[-2].endswith("a program is missing")
+
+
+@slow
 def test_a_cluster_test_that_does_not_pass_the_second_time_fails(
     project: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
