@@ -56,7 +56,8 @@ def draw_job(arguments: argparse.Namespace) -> int:
         "$__range": f"{int(seconds)}s",
         "$__rate_interval": arguments.rate_interval,
     }
-    for title in draw(JOB, arguments.prometheus, values, span, arguments.output):
+    titles = arguments.panels.split(",") if arguments.panels else ()
+    for title in draw(JOB, arguments.prometheus, values, span, arguments.output, titles):
         print(f"no data: {title}")
     print(f"wrote {arguments.output}")
     return 0
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--job", required=True)
     command.add_argument("--minutes", type=float, default=60.0, help="until now")
     command.add_argument("--rate-interval", default="1m", help="four times the scrape interval")
+    command.add_argument("--panels", default="", help="titles of some, such as Loss,Nodes")
     command.add_argument("--output", type=Path, default=Path("dashboard_job.png"))
     options = parser.parse_args(arguments)
     return draw_job(options) if options.command else write(options.check)

@@ -7,7 +7,7 @@ import math
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from dashboards.grafana import Dashboard, Panel, Query, substitute
 
 matplotlib.use("Agg")  # needs no display
 
-_COLUMNS, _SIZE = 3, (3.4, 1.7)
-_TITLE_INCHES = 0.3
+_COLUMNS, _SIZE = 3, (4.0, 2.3)
+_TITLE_INCHES = 0.4
 _UNITS = {"s": "s", "bytes": "B", "flops": "FLOP/s"}
 _GAP_STEPS = 1.5
 _TIMEOUT_SECONDS = 20.0
@@ -57,14 +57,24 @@ def curves(prometheus: str, expr: str, span: Span) -> list[Curve]:
 
 
 def draw(
-    dashboard: Dashboard, prometheus: str, values: Mapping[str, str], span: Span, path: Path
+    dashboard: Dashboard,
+    prometheus: str,
+    values: Mapping[str, str],
+    span: Span,
+    path: Path,
+    titles: Collection[str] = (),
 ) -> list[str]:
-    """Write the panels that have data to ``path``; return the titles of the others.
+    """Write the panels that have data, or of these ``titles``, to ``path``; return the titles without data.
 
     ``values`` are those of Grafana's variables, by name with ``$``.
     """
     data = {panel.title: _query(panel, prometheus, values, span) for panel in dashboard.panels}
-    shown = [p for p in dashboard.panels if p.kind == "timeseries" and any(data[p.title].values())]
+    shown = [
+        panel
+        for panel in dashboard.panels
+        if panel.kind == "timeseries" and any(data[panel.title].values())
+        if not titles or panel.title in titles
+    ]
     rows = math.ceil(len(shown) / _COLUMNS)
     size = (_SIZE[0] * _COLUMNS, _SIZE[1] * rows + _TITLE_INCHES)
     figure, grid = pyplot.subplots(rows, _COLUMNS, figsize=size, squeeze=False, sharex=True)
@@ -73,11 +83,11 @@ def draw(
     for axes in grid.flat[len(shown) :]:
         axes.axis("off")
     for axes in grid[-1]:
-        axes.set_xlabel("seconds", fontsize=7)
+        axes.set_xlabel("seconds", fontsize=9)
     title, top = f"{dashboard.title}   {last_values(dashboard, data)}", _TITLE_INCHES / size[1]
-    figure.suptitle(title, fontsize=8, y=1.0 - top / 3, verticalalignment="top")
+    figure.suptitle(title, fontsize=9, y=1.0 - top / 3, verticalalignment="top")
     figure.tight_layout(pad=0.6, rect=(0.0, 0.0, 1.0, 1.0 - top / 3))
-    figure.savefig(path, format="png", dpi=90, pil_kwargs={"optimize": True})
+    figure.savefig(path, format="png", dpi=100, pil_kwargs={"optimize": True})
     pyplot.close(figure)
     return [p.title for p in dashboard.panels if not any(data[p.title].values())]
 
@@ -98,14 +108,14 @@ def _plot(axes: Axes, panel: Panel, data: Mapping[Query, list[Curve]], step: flo
     for query, drawn in data.items():
         for curve in drawn:
             points = _with_gaps(curve, step)
-            axes.plot(*points, linewidth=1, marker=".", markersize=2, label=_legend(query, curve))
-    axes.set_title(panel.title, fontsize=8, loc="left")
-    axes.tick_params(labelsize=6)
+            axes.plot(*points, linewidth=1.3, marker=".", markersize=3, label=_legend(query, curve))
+    axes.set_title(panel.title, fontsize=11, loc="left")
+    axes.tick_params(labelsize=9)
     axes.grid(alpha=0.3)
     if (formatter := _formatter(panel)) is not None:
         axes.yaxis.set_major_formatter(formatter)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=5, frameon=False, ncols=2)
+        axes.legend(fontsize=8, frameon=False, ncols=2)
 
 
 def _formatter(panel: Panel, decimals: int | None = None) -> Formatter | None:

@@ -34,6 +34,8 @@ EMPTY = {
     ("Activity", "Power", "Junction temperature"), "no GPU, so no metrics of AMD's exporter"
 )
 """Panels that have no data in this run, and why."""
+PICTURED = ("Loss", "Throughput", "Step time", "Nodes", "Restarts", "Lost time")
+"""Panels of the picture in docs/operator.md."""
 WITHOUT_DATA = (
     "fluxtrain_memory_reserved_bytes",  # torch's allocator reserves memory of GPUs
     *("fluxtrain_target_samples", "fluxtrain_reference_samples"),  # of runs with a target
@@ -220,4 +222,8 @@ def check_drawing(scraped: ScrapedJob) -> None:
     without_data = set(draw(JOB, scraped.prometheus.url, scraped.variables(span), span, path))
     assert without_data == {panel.title for panel in JOB.panels} & EMPTY.keys()
     assert path.read_bytes().startswith(b"\x89PNG")
-    print(f"{path}: {path.stat().st_size} bytes")
+    some = path.with_name("some.png")
+    draw(JOB, scraped.prometheus.url, scraped.variables(span), span, some, PICTURED)
+    heights = [int.from_bytes(each.read_bytes()[20:24]) for each in (some, path)]  # of PNG's header
+    assert heights[0] < heights[1] / 2
+    print(f"{path}, and of docs/pictures/dashboard.png {some}")
