@@ -1,8 +1,9 @@
-"""MLPerf's clock starts before any rank reads a sample, whichever rank is ready last."""
+"""The order of a start: MLPerf's clock before the first sample, all forks before the first step."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -86,3 +87,31 @@ def test_no_sample_is_read_before_the_run_starts(
         assert min(map(float, reads)) * 1000 >= started, (
             f"rank {rank} read before the clock started"
         )
+
+
+def train_recording_forks(config: RunConfig, paths: RunPaths, world: World) -> None:
+    """Train; append the number of logged steps to a file at each fork of this process."""
+    owner, log = os.getpid(), paths.output / "metrics.jsonl"
+
+    def record() -> None:
+        if os.getpid() == owner:
+            logged = len(log.read_text().splitlines()) if log.exists() else 0
+            with (paths.output / "forks").open("a") as file:
+                file.write(f"{logged}\n")
+
+    os.register_at_fork(before=record)
+    ranks.train_alone(config, paths, world)
+
+
+def test_loader_processes_start_before_the_first_step(tmp_path: Path) -> None:
+    """A lock of libc that a checkpoint's thread holds at a fork stays locked in the new process."""
+    write_encoded(tmp_path)
+    changes = {
+        "data": {"num_workers": 2},
+        "evaluation": {"every_samples": 2 * ENCODED_RUN["schedule"]["global_batch_size"]},
+        "checkpoint": {"every_steps": 1},
+    }
+    paths = RunPaths(tmp_path / "output", tmp_path, tmp_path)
+    config = resolve(merge_all(ENCODED_RUN, changes))
+    assert ranks.finish(train_recording_forks, config, paths) == [0], ranks.output_of(paths)
+    assert (paths.output / "forks").read_text().split() == ["0"] * 4

@@ -213,6 +213,9 @@ class _Trainer:
             first_batch=self.run.step,
             pin=self._pin,
         )
+        if sources.validation is not None and self.config.evaluation.is_on:
+            # a fork while a checkpoint is written could leave a lock of libc locked in a loader process
+            self.validation.begin()
         return DeviceBatches(batches, self.world.device)
 
     def _open_data(self) -> Sources:
