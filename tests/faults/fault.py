@@ -139,7 +139,8 @@ class Outcome:
         if self.charged != limits.charged and not self.error:
             found.append(f"{self.charged} restarts charged, {limits.charged} expected")
         if self.wrong_samples != 0:
-            found.append("samples unknown" if self.wrong_samples is None else "samples wrong")
+            wrong = self.wrong_samples
+            found.append("samples unknown" if wrong is None else f"samples of {wrong} steps wrong")
         if self.loss_difference is None or not self.loss_difference < LOSS_TOLERANCE:
             found.append(f"loss curve: {self.loss_difference}")
         return found

@@ -47,31 +47,31 @@ FAULTS = [
     Fault("rank-killed", "SIGKILL of a rank", processes.rank_killed, PROCESS_CRASH),
     Fault(
         "agent-killed",
-        "SIGKILL of an agent, process 1 of its container",
+        "SIGKILL of an agent, process 1 of a container",
         processes.agent_killed,
         CRASH,
     ),
     Fault("pod-deleted", "`kubectl delete pod` of rank 0's pod", pods.pod_deleted, STOPPED),
-    Fault("evicted", "a pod is evicted through the Eviction API", pods.evicted, STOPPED),
+    Fault("evicted", "a pod is evicted by the Eviction API", pods.evicted, STOPPED),
     Fault(
         "rendezvous-deleted", "the rendezvous pod is deleted", pods.rendezvous_deleted, UNNOTICED
     ),
     Fault(
         "rendezvous-cut",
-        "all packets to the rendezvous pod are dropped",
+        "the rendezvous pod gets no packets",
         network.rendezvous_cut,
         UNNOTICED,
     ),
     Fault(
         "node-cut",
-        "a node without the rendezvous pod is cut off, and comes back",
+        "a node is cut off and reconnected",
         network.node_cut,
         CRASH,
         spread=True,
     ),
     Fault(
         "rendezvous-node-cut",
-        "the node with the rendezvous pod is cut off, and comes back",
+        "the rendezvous pod's node is cut off and reconnected",
         network.rendezvous_node_cut,
         CRASH,
         spread=True,
@@ -79,7 +79,7 @@ FAULTS = [
     Fault("dns-lost", "no name resolves for 20 s", network.dns_lost, UNNOTICED),
     Fault(
         "power-off",
-        "a node without the rendezvous pod loses its power",
+        "a node loses power",
         machines.powered_off,
         replace(CRASH, replaced_seconds=20),
         spread=True,
@@ -98,7 +98,7 @@ FAULTS = [
     ),
     Fault(
         "all-unknown",
-        "no kubelet sends heartbeats for two minutes",
+        "no kubelet sends heartbeats for 2 min",
         machines.all_unknown,
         UNNOTICED,
     ),
@@ -111,34 +111,32 @@ FAULTS = [
     Fault("etcd-restarted", "etcd is down for 10 s", control_plane.etcd_restarted, UNNOTICED),
     Fault(
         "operator-killed",
-        "SIGKILL of the only operator, and a pod is deleted before it is back",
+        "the only operator is killed, then a pod deleted",
         operators.operator_killed,
         STOPPED,
     ),
     Fault(
         "leader-frozen",
-        "SIGSTOP of the leading operator, and a pod is deleted; later SIGCONT",
+        "the leader is stopped, a pod deleted, the leader continued",
         operators.leader_frozen,
         STOPPED,
     ),
     Fault(
         "operator-upgraded",
-        "the operator is rolled back, upgraded, loses a pod, and is rolled back again",
+        "the operator is rolled back, upgraded and rolled back; a pod is lost",
         operators.operator_upgraded,
         STOPPED,
     ),
     Fault(
         "quota-shrunk",
-        "a pod is deleted while a quota forbids another",
+        "a pod is deleted while a quota forbids a new one",
         control_plane.quota_shrunk,
         STOPPED,
     ),
-    Fault(
-        "scaled", "`kubectl scale` to 2, 5 and 3 pods on three nodes", control_plane.scaled, STOPPED
-    ),
+    Fault("scaled", "`kubectl scale` to 2, 5 and 3 pods", control_plane.scaled, STOPPED),
     Fault(
         "suspended",
-        "`spec.lifecycle.suspend` is true until all pods are gone",
+        "the job is suspended until all pods are gone",
         control_plane.suspended,
         Limits(pause_seconds=60),
     ),
@@ -150,91 +148,91 @@ FAULTS = [
     ),
     Fault(
         "disk-full",
-        "the output's file system is full until the job says so",
+        "the output's file system is full until the job reports it",
         storage.disk_full,
         Limits(CRASH_STEPS, pause_seconds=60, charged=1),
     ),
     Fault(
         "clock-stepped",
-        "the wall clock of a pod's processes is set an hour ahead, and back",
+        "a pod's wall clock is set an hour ahead, and back",
         storage.clock_stepped,
         UNNOTICED,
     ),
     Fault(
         "drained",
-        "`kubectl drain` of a node without the rendezvous pod, and uncordoned",
+        "a node is drained and uncordoned",
         neighbours.drained,
         STOPPED,
         spread=True,
     ),
     Fault(
         "tainted",
-        "a node without the rendezvous pod gets a NoExecute taint, until its pod is replaced",
+        "a node has a NoExecute taint until its pod is replaced",
         neighbours.tainted,
         STOPPED,
         spread=True,
     ),
     Fault(
         "limits-demanded",
-        "a pod is deleted while a quota demands limits that the job does not set",
+        "a pod is deleted while a quota demands missing limits",
         control_plane.limits_demanded,
         STOPPED,
     ),
     Fault(
         "rendezvous-image-missing",
-        "the rendezvous pod is deleted, and no node has the image of the next one for 40 steps",
+        "the rendezvous pod is deleted; its image is missing for 40 steps",
         neighbours.rendezvous_image_missing,
         UNNOTICED,
     ),
     Fault(
         "relabelled",
-        "a policy engine changes the recommended labels of all pods",
+        "a policy engine changes recommended labels of all pods",
         neighbours.relabelled,
         UNNOTICED,
     ),
     Fault(
         "second-release",
-        "a second release with other settings watches the same namespace",
+        "a second release watches the same namespace",
         neighbours.second_release,
         UNNOTICED,
     ),
     Fault(
         "role-lost",
-        "the operator loses its rights in the namespace, a pod is deleted, and the rights come back",
+        "the operator has no rights while a pod is deleted",
         neighbours.role_lost,
         STOPPED,
     ),
-    Fault("rank-frozen", "SIGSTOP of a rank; its agent runs", processes.rank_frozen, HANG),
+    Fault("rank-frozen", "SIGSTOP of a rank", processes.rank_frozen, HANG),
     Fault(
         "collective-hangs",
-        "packets between two ranks are dropped; their agents are heard",
+        "packets between two ranks are dropped",
         network.collective_hangs,
         HANG,
     ),
     Fault(
         "rank-out-of-memory",
-        "the kernel kills a rank, as its container is out of memory",
+        "a rank is killed for memory",
         processes.rank_out_of_memory,
         PROCESS_CRASH,
         own_job=SAME,
     ),
     Fault(
         "container-out-of-memory",
-        "the kernel kills process 1 of a container that is out of memory",
+        "process 1 of a container is killed for memory",
         processes.container_out_of_memory,
         POD_CRASH,
         own_job=SAME,
     ),
     Fault(
         "container-out-of-memory-fixed-size",
-        "the same in a job of three nodes at least, without checkpoints; its peers keep their pods",
+        "the same in a job of three fixed nodes, without checkpoints",
         processes.container_out_of_memory,
         Limits(lost_steps=2 * SNAPSHOT_STEPS, pause_seconds=90, charged=1),
         own_job=FIXED_SIZE,
     ),
     Fault(
         "limit-exceeded",
-        "a pod writes more into its emptyDir than the sizeLimit, and is evicted by its kubelet",
+        "a pod exceeds the sizeLimit of its emptyDir",
         neighbours.limit_exceeded,
         POD_CRASH,
         own_job=neighbours.with_trainer(),
@@ -255,28 +253,28 @@ FAULTS = [
     ),
     Fault(
         "crd-recreated",
-        "the definition is deleted, and with it all jobs; both are applied again",
+        "the CRD and all jobs are deleted and applied again",
         neighbours.crd_recreated,
         STOPPED,
         own_job=SAME,
     ),
     Fault(
         "gpus-unhealthy",
-        "all nodes are labelled with unhealthy GPUs, as a broken exporter does",
+        "all nodes are labelled as having unhealthy GPUs",
         machines.gpus_unhealthy,
         UNNOTICED,
         own_job=GPUS,
     ),
     Fault(
         "checkpoint-truncated",
-        "the newest checkpoint is cut to half, and the job resumed: it uses the one before",
+        "the newest checkpoint is cut in half, and the job resumed",
         storage.checkpoint_truncated,
         Limits(CRASH_STEPS, pause_seconds=90),
         own_job=ONE_NODE,
     ),
     Fault(
         "shard-corrupt",
-        "a sample of a shard of the data set is damaged",
+        "a sample of a shard is damaged",
         storage.shard_corrupt,
         UNNOTICED,
         own_job={**ONE_NODE, "run": encoded_data.ENCODED_RUN},
@@ -284,14 +282,14 @@ FAULTS = [
     ),
     Fault(
         "only-rank-frozen",
-        "SIGSTOP of the only rank of a job of one node; its agent runs",
+        "SIGSTOP of the only rank of a job",
         processes.only_rank_frozen,
         HANG,
         own_job=ONE_NODE,
     ),
     Fault(
         "nan-gradient",
-        "gradients are not finite; the job fails and is created again",
+        "a gradient is not finite; the job is created again",
         storage.nan_gradient,
         Limits(CRASH_STEPS, pause_seconds=90),
         own_job=ONE_NODE,
@@ -300,10 +298,9 @@ FAULTS = [
 NOTES = """\
 ## How some faults are made
 
-- The nodes are network namespaces of one machine and share its clock and disks. `clock-stepped` changes the
-  wall clock that the Python processes of one pod read, and `slow-disk` each of their calls of fsync.
-- `disk-full` fills a file system of 48 MiB, which holds the output.
+- The nodes are network namespaces of one machine and share its clock and disks. `node-cut`, `power-off`,
+  `drained` and `tainted` use a node without the rendezvous pod.
+- `clock-stepped` changes the wall clock that one pod's Python processes read, `slow-disk` their fsync calls.
 - `gpus-unhealthy` sets the labels of AMD's metrics exporter. The GPUs are simulated.
-- `operator-upgraded` runs the last operator that used the store of torch, from the history of git.
-- A pause is mostly the start of three processes that import torch, on cores that they share.
+- A pause is mostly the start of three processes that import torch on shared cores.
 """

@@ -11,26 +11,24 @@ from tests.faults.target import CHECKPOINT_STEPS, STEP_SECONDS
 HEADER = """\
 # What each fault costs
 
-Written by `make faults`, which does each of these to a real Kubernetes of three nodes on one machine
-({machine}; {date}). The job: {job}. A step takes about {step} s, and a checkpoint is started every {every}
-steps, so that a crash costs at most {crash}. Times are in seconds, and depend on the machine.
-`make faults FAULTS="NAME NAME"` measures single rows again.
+`make faults` inflicts each fault on a real Kubernetes of three nodes on one machine ({machine}; {date}) and
+writes this page. `make faults FAULTS="NAME NAME"` repeats single rows. The job: {job}. A step takes about
+{step} s. A checkpoint is started every {every} steps, so a crash costs at most {crash} steps. Times are in
+seconds.
+
+In every row with the result *ok*, each step used each of its samples exactly once.
 
 | column | meaning |
 |---|---|
 """
 MEANINGS = {
-    "detected": "from the fault to the first report, and which: a generation or a lost agent at `/members`,"
-    " a condition or an event of the job, a new pod; – if there is none",
-    "replaced": "from the fault to the first new training pod; – if there is none",
-    "lost": "steps that were done again",
-    "pause": "the longest time without a new step, that is one beyond all before",
-    "samples": "whether each step used each of its samples exactly once",
-    "charged": "restarts that count towards `spec.restart.maxRestarts`; in brackets all of them,"
-    " also those that do not count, by reason",
-    "loss": "largest difference of the training loss from that of one undisturbed process, within the row's"
-    " steps; it must be below {tolerance}",
-    "result": "what does not hold, as `tests/faults/matrix.py` states it",
+    "detected": "time to the first report, and which; – if there is none",
+    "replaced": "time to the first new training pod; – if there is none",
+    "lost": "steps that were repeated",
+    "pause": "longest time without a new step",
+    "charged": "restarts that count towards `spec.restart.maxRestarts`; in brackets all, by reason",
+    "loss": "largest difference from the loss of an undisturbed process; the limit is {tolerance}",
+    "result": "what does not hold of `tests/faults/matrix.py`",
 }
 COLUMNS = (
     "fault",
@@ -39,7 +37,6 @@ COLUMNS = (
     "replaced",
     "lost",
     "pause",
-    "samples",
     "charged",
     "loss",
     "result",
@@ -87,9 +84,6 @@ def row(outcome: Outcome) -> str:
             "–" if outcome.replaced_seconds is None else f"{outcome.replaced_seconds:.1f}",
             str(outcome.lost_steps),
             f"{outcome.pause_seconds:.1f}",
-            {None: "?", 0: "once"}.get(
-                outcome.wrong_samples, f"{outcome.wrong_samples} steps wrong"
-            ),
             _charged(outcome),
             "?" if outcome.loss_difference is None else f"{outcome.loss_difference:.0e}",
             f"**failed**: {'; '.join(outcome.faults)}" if outcome.faults else "ok",

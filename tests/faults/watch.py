@@ -105,7 +105,7 @@ class Watch:
         before = self._seen.get(kind)
         self._seen[kind] = values
         for value in sorted(values - (values if before is None else before)):
-            self._report(f"{kind} {value.split(' ')[0] if kind != 'condition' else value}")
+            self._report(value if kind == "condition" else f"{kind} {value.split(' ')[0]}")
 
     def _report(self, text: str) -> None:
         self.signs.append(Sign(time.monotonic(), text))
