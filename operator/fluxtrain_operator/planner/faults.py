@@ -1,4 +1,4 @@
-"""Which faults are attributed to the nodes of a job's pods; docs/operator.md has the same table.
+"""Which faults are attributed to the nodes of a job's pods; docs/operator.md lists them.
 
 Not those that people or the scheduler cause: evictions, preemptions, drains, deleted and cordoned nodes. Nor
 those that happen on several nodes at a time, of which the program is the likelier cause; the preflight,
