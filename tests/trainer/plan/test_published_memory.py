@@ -40,7 +40,7 @@ def test_a_row_is_what_plan_says(batch: str, published: str, ours: str) -> None:
 
 
 BY_GPU = re.findall(
-    r"^\| (\d+) GB, ([^|]+) \| (\w+) \| (\w+) \| (\d+) \| (\d+) \| ([\d.]+) GB \|$",
+    r"^\| (\d+) GiB, ([^|]+) \| (\w+) \| (\w+) \| (\d+) \| (\d+) \| ([\d.]+) GiB \|$",
     TEXT,
     re.MULTILINE,
 )
@@ -48,12 +48,12 @@ _RECOMPUTED = {"all": 1.0, "half": 0.5, "none": 0.0}
 
 
 def test_the_table_of_gpus_has_the_usual_sizes() -> None:
-    assert [int(gigabytes) for gigabytes, *_ in BY_GPU] == [16, 24, 48, 80, 192]
+    assert [int(gibibytes) for gibibytes, *_ in BY_GPU] == [16, 24, 48, 80, 192]
 
 
 @pytest.mark.parametrize("row", BY_GPU, ids=lambda row: row[1])
 def test_a_row_of_a_gpu_is_what_init_writes_and_plan_says(row: tuple[str, ...]) -> None:
-    gigabytes, gpu, dtype, recomputed, offloaded, micro_batch, ours = row
+    gibibytes, gpu, dtype, recomputed, offloaded, micro_batch, ours = row
     run = {
         "preset": "dev-lora",
         "data": {"images": "pictures", "buckets": {}},
@@ -67,8 +67,8 @@ def test_a_row_of_a_gpu_is_what_init_writes_and_plan_says(row: tuple[str, ...]) 
     assert config.parallel.offload_blocks == int(offloaded)
     plan = make_plan(config, 1, 1, gpu)
     assert plan.micro_batch_size == int(micro_batch)
-    assert plan.memory_bytes_per_gpu.total / 1e9 == pytest.approx(float(ours), abs=0.1)
-    assert GPUS[gpu].memory_bytes == pytest.approx(int(gigabytes) * 2**30, rel=0.07)
+    assert plan.memory_bytes_per_gpu.total / 2**30 == pytest.approx(float(ours), abs=0.1)
+    assert GPUS[gpu].memory_bytes == pytest.approx(int(gibibytes) * 2**30, rel=0.07)
 
 
 @pytest.mark.parametrize("gpu", ["RX 7900 XTX", "W7900", "H100", "MI300X"])
