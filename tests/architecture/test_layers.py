@@ -81,11 +81,3 @@ def test_wings_are_found_by_name_in_few_places() -> None:
     wings = layers()["trainer/fluxtrain"][1]
     places = {path for path, module, _ in entries() if module.split(".")[1] in wings}
     assert places == {"launch/rank.py", "report/records.py", "train/sources.py"}
-
-
-def test_every_folder_with_code_has_its_line_in_the_readme() -> None:
-    tree = (ROOT / "README.md").read_text()
-    for package in ("trainer/fluxtrain", "operator/fluxtrain_operator"):
-        for folder in (ROOT / package).iterdir():
-            if (folder / "__init__.py").exists():
-                assert f"{folder.name}/" in tree, folder
