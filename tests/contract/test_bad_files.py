@@ -104,7 +104,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
 BAD_TEXTS: list[tuple[str, str, str]] = [
     ("empty", "", "got null; must be one FluxTraining, a mapping with apiVersion and kind"),
     ("a list", "- a", "got ['a']; must be one FluxTraining"),
-    ("a tab", "a:\n\t- b", "line 2, column 1: invalid YAML: found character a tab"),
+    ("a tab", "a:\n\t- b", "line 2, column 1: invalid YAML: tabs are not allowed"),
     ("an open bracket", "a: [1", "invalid YAML"),
     ("two documents", "---\na: 1\n---\nb: 2", "more than one document; use one file per job"),
     ("a key twice", "a: 1\na: 2", "line 2, column 1: invalid YAML: duplicate key 'a'"),

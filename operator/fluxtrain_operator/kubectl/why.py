@@ -502,7 +502,7 @@ def _old_step(facts: Facts) -> str:
     return (
         "A checkpoint, an evaluation or samples take this long, or the trainers hang; "
         f"{stacks} shows where they are, and the operator restarts trainers that hang. "
-        f"If the pods' log goes on, the status is old. {_OPERATOR}"
+        f"If the pods' log continues, the status is old. {_OPERATOR}"
     )
 
 

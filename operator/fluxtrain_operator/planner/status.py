@@ -566,7 +566,7 @@ def node_problem(situation: Situation) -> tuple[str, str] | None:
             fault = node.problem if reason is Reason.UNHEALTHY_NODE else node.unhealthy
             return str(reason), f"{pod.name}: node {pod.node}: {fault}"
     for pod in guard.on_not_ready_nodes[:1]:
-        text = "is not ready; it is kept while training goes on with it"
+        text = "is not ready; it is kept while training continues on it"
         return "NodeNotReady", f"{pod.name}: node {pod.node} {text}"
     return None
 

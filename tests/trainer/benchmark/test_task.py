@@ -91,7 +91,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
         process.kill()
     assert trial_processes(output) == []
     message = (tmp_path / "log").read_text().splitlines()[-1]
-    assert message.endswith(f"{output} holds what was measured; the same command goes on")
+    assert message.endswith(f"{output} holds what was measured; the same command continues")
 
 
 @pytest.mark.parametrize(

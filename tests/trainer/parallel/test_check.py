@@ -89,7 +89,7 @@ def test_after_some_starts_in_a_row_the_run_goes_on_and_a_good_one_counts_anew(
     for _ in range(2):
         assert exit_codes(tmp_path, 2, 1) == [0, 0]
         said = ranks.output_of(RunPaths(tmp_path, tmp_path, tmp_path))
-        assert f"an unfit node at {MAX_UNFIT} starts before; training goes on with it" in said
+        assert f"an unfit node at {MAX_UNFIT} starts before; training continues with it" in said
     assert exit_codes(tmp_path, 2) == [0, 0]
     assert counter.read_text() == "0\n"
     assert EXIT_UNFIT in exit_codes(tmp_path, 2, 1)

@@ -247,7 +247,9 @@ def test_one_rank_that_cannot_sample_ends_no_training(root: Path, tmp_path: Path
     paths = RunPaths(tmp_path, root, root)
     run = partial(train_without_images_on_rank_1, port=free_port())
     assert ranks.finish(run, resolve(RUN), paths, 2) == [0, 0]
-    text = "no sample images at step 2: rank 1: MemoryError: no memory for T5; the training goes on"
+    text = (
+        "no sample images at step 2: rank 1: MemoryError: no memory for T5; the training continues"
+    )
     assert text in ranks.output_of(paths, 1)
     assert not (tmp_path / "samples" / "step_0000002").exists()
     assert (tmp_path / "samples" / "step_0000004" / "00.png").exists()

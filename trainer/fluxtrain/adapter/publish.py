@@ -260,7 +260,7 @@ def push(files: Mapping[str, Path], card: str, repo: str, is_public: bool) -> st
         raise ConfigError("REPO", repo, one_line(str(error))) from None
     except Exception as error:  # of the HTTP library that the client uses
         reason = one_line(f"{type(error).__name__}: {error}")[:200]
-        text = f"the Hub cannot be used ({reason}); the same command goes on"
+        text = f"the Hub cannot be used ({reason}); the same command continues"
         raise DownloadError(f"{repo}: {text}") from None
     return f"{api.endpoint}/{repo}"
 

@@ -73,7 +73,7 @@ def _nothing(results: Results) -> str:
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     """Stop at once: the process of a trial is killed with this one."""
-    raise StoppedError("stopped; what was measured is kept, and the same command goes on")
+    raise StoppedError("stopped; what was measured is kept, and the same command resumes")
 
 
 _GIB = 1 << 30

@@ -414,7 +414,7 @@ def _files(found: Inspection, most: int) -> Iterator[str]:
     lines = (f"{_text(look)}, {look.seen:.0%} is seen" for look in found.much_cropped)
     yield from _named("cropped to less than 60 %", lines, most)
     lines = (" = ".join(look.name for look in group) for group in found.equal)
-    yield from _named("equal to the byte", lines, most, unit="group")
+    yield from _named("of exact duplicates", lines, most, unit="group")
     lines = (f"{name}: {reason}" for name, reason in found.skipped.items())
     yield from _named("that cannot be used", lines, most, unit="file")
     lines = (f"{name}: {reason}" for name, reason in found.left_out.items())

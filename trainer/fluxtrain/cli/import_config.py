@@ -131,7 +131,7 @@ FILE = "from-env.yaml"
 
 def add_from_env(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "fetch, train and go on by the variables of kohya's container for MI300X"
+    text = "fetch, train and resume by the variables of kohya's container for MI300X"
     parser = add_command(
         commands,
         "from-env",

@@ -139,7 +139,7 @@ def add_gallery(commands: Commands) -> None:
         help="write a page of runs side by side",
         description="Write one page: curves, newest samples and settings of runs side by side.",
     )
-    text = "output folder of a run, also of one that goes on"
+    text = "output folder of a run, finished or not"
     parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help=text)
     text = "file to write (default: gallery.html here)"
     parser.add_argument("--output", type=path, default=Path("gallery.html"), help=text)

@@ -106,7 +106,7 @@ _OPTIMIZER: Mapping[str, Option] = {
     "blocks_to_swap": fields(
         ["parallel.offload_blocks"],
         values.swapped_blocks,
-        note="of n: n/2 double blocks, twice the rest of single ones, and 2 that have buffers",
+        note="n/2 double blocks for n, twice the rest of single ones, and 2 that have buffers",
     ),
     **each(
         "single_blocks_to_swap double_blocks_to_swap",

@@ -155,7 +155,7 @@ def instance_prompt(reading: Reading, name: str) -> Values:
     strategy = stated(reading, "caption_strategy")
     is_only = reading.has(strategy) and reading.word(strategy) == "instanceprompt"
     if is_only or reading.is_on(stated(reading, "only_instance_prompt")):
-        reading.notes[name] = "of pictures without a caption: leave no text files beside them"
+        reading.notes[name] = "for pictures without a caption; leave no text files beside them"
         return common.of_images("data.class_tokens")(reading, name)
     if reading.is_on(stated(reading, "prepend_instance_prompt")):
         return common.of_images("data.caption_prefix")(reading, name)

@@ -201,7 +201,7 @@ def _require_known(environment: Mapping[str, str], only_near_misses: bool = Fals
         hint = "" if near is None else f"; did you mean {known[near]}?"
         if hint or not only_near_misses:
             errors.append(
-                ConfigError(f"${name}", value, f"no variable of the guide{hint}; unset it to go on")
+                ConfigError(f"${name}", value, f"no variable of the guide{hint}; unset it")
             )
     if errors:
         raise join_errors(errors)
@@ -248,7 +248,7 @@ def refuse_different(environment: Mapping[str, str], config: RunConfig) -> None:
     _require_known(environment)
     found = import_variables(_with_those_of(config, given), {})
     different = [
-        ConfigError(line.option, line.value, f"is not read; {text}; unset it to go on")
+        ConfigError(line.option, line.value, f"is not read; {text}; unset it to continue")
         for disposition in (Disposition.WRITTEN, Disposition.MISSING)
         for line in found.lines[disposition]
         if line.option in compared

@@ -544,17 +544,17 @@ def _failure_message(failure: ProcessFailure) -> tuple[int, str]:
 
 
 def _stopped(paths: RunPaths, signum: int) -> tuple[int, str]:
-    text, goes_on = f"stopped by {signal.Signals(signum).name}", "goes on"
+    text, resumes = f"stopped by {signal.Signals(signum).name}", "continues"
     task = json.loads(Path(os.environ[ENV_CONFIG]).read_text(encoding="utf-8"))["task"]
-    is_kept = task not in ("sample", "evaluate")  # these begin anew
+    is_kept = task not in ("sample", "evaluate")  # these start again
     if task == "train":
         is_kept = (newest := latest(paths.output / CHECKPOINTS_FOLDER)) is not None
         saved = f"a checkpoint of step {step_of(newest)}" if newest else "no checkpoint"
-        text, goes_on = f"{text}; {paths.output} holds {saved}", "resumes"
+        text, resumes = f"{text}; {paths.output} holds {saved}", "resumes"
     elif task == "benchmark":
         text += f"; {paths.output} holds what was measured"
     code = EXIT_STOPPED if is_kept or signum != signal.SIGINT else EXIT_INTERRUPTED
-    return code, f"{text}; the same command {goes_on}"
+    return code, f"{text}; the same command {resumes}"
 
 
 def default_processes() -> int:

@@ -137,7 +137,7 @@ def _print_report(
     if len(links) > _MAX_LINKS:
         _print(f"... and {len(links) - _MAX_LINKS} more")
     if goes_on:
-        _print(f"an unfit node at {MAX_UNFIT} starts before; training goes on with it")
+        _print(f"an unfit node at {MAX_UNFIT} starts before; training continues with it")
 
 
 def _about_links(verdict: Verdict, world: World) -> str:

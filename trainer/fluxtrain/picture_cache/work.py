@@ -119,7 +119,7 @@ class CachedPictures:
         if self.stored is not None and not all(path.exists() for path in (*paths, *masks)):
             raise DataError(
                 f"{sample.name}: changed since the run began, and its encodings of then are not in "
-                f"{self.cache.folder}; restore the picture, or begin anew with another --output"
+                f"{self.cache.folder}; restore the picture, or start again with another --output"
             )
         return Entry(
             sample.name,
@@ -290,7 +290,7 @@ def _continued(
         print(f"fluxtrain: pictures: {text}", file=sys.stderr, flush=True)
     if changes := stored.changes(pictures):
         print(
-            f"fluxtrain: pictures: {changes} since the run began, which goes on with its own "
+            f"fluxtrain: pictures: {changes} since the run began, which continues with its own "
             f"{len(stored.samples)} ({FILE}); use another --output to train on the new ones",
             file=sys.stderr,
             flush=True,
@@ -307,7 +307,7 @@ def _continued(
     if lost := sorted(lacking - {picture.label for picture in missing}):
         raise DataError(
             f"{lost[0]}: missing, and so are its encodings in {cache.folder}; the run began with it: "
-            "restore it, or begin anew with another --output"
+            "restore it, or start again with another --output"
         )
     for picture in missing:
         cache.record_path(picture).unlink(missing_ok=True)

@@ -132,7 +132,7 @@ def _rows(plan: TaskPlan) -> Iterator[Row]:
         of_each += "" if plan.mfu is None else f", assumed {plan.mfu:.0%} of its dense peak"
         yield "throughput", f"{rate:,.4g} samples/s", of_each
     if plan.seconds is not None:
-        of = "" if plan.samples is None else f"of samples: {plan.samples:,}"
+        of = "" if plan.samples is None else f"for {plan.samples:,} samples"
         yield "time", duration(plan.seconds), of
         return
     why = "no FLOPs of encoders are known" if written is not None else "no peak is known for CPUs"

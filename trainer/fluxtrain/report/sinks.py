@@ -316,7 +316,7 @@ class SinkWorker:
         self._entries.put(None)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():
-            self._report(f"{self._name}: not done after {CLOSE_SECONDS:.0f} s; the run goes on")
+            self._report(f"{self._name}: not done after {CLOSE_SECONDS:.0f} s; the run continues")
 
     def _work(self) -> None:
         try:
@@ -329,7 +329,8 @@ class SinkWorker:
             sink.close()
         except Exception as error:
             self._is_off = True
-            self._report(f"{self._name} gets nothing more: {error}")
+            reason = getattr(error, "strerror", None) or error
+            self._report(f"{self._name} is no longer updated: {reason}")
         finally:
             self._is_open.set()
 

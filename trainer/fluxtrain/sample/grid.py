@@ -112,7 +112,7 @@ class GridSampler:
             failed += 1
             print(
                 f"no sample images at step {step}: rank {self.world.rank}: {_reason(error)}; "
-                "the training goes on",
+                "the training continues",
                 file=sys.stderr,
                 flush=True,
             )

@@ -213,7 +213,7 @@ def changed_decay(config: RunConfig, folder: Path) -> str:
         if before != now:
             return (
                 f"spec.run.schedule.{name} was {in_yaml_words(before)} and is {now}: learning rates decayed "
-                f"to another end, and go on as if it had been {now}; a run with {now} from its start gives "
+                f"to another end, and continue as if it were {now}; a run with {now} from its start gives "
                 "another result"
             )
     return ""

@@ -80,7 +80,7 @@ def test_it_says_what_is_used_changed_and_left_out(
         "  c.webp: 40 x 40, 1.6 times",
         "1 picture cropped to less than 60 %:",
         "  d.png: 900 x 100, 11% is seen",
-        "1 group equal to the byte:",
+        "1 group of exact duplicates:",
         "  a.png = e.png",
         "3 files that cannot be used:",
     ]

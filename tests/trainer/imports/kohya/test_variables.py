@@ -228,7 +228,7 @@ def test_variables_that_are_not_set_have_the_values_of_the_file(
         with pytest.raises(ConfigError) as raised:
             refuse_different({name: other, **prompts}, config)
         assert str(raised.value) == (
-            f"${name}: got '{other}'; is not read; here --{text}; unset it to go on"
+            f"${name}: got '{other}'; is not read; here --{text}; unset it to continue"
         )
 
 

@@ -67,7 +67,7 @@ def test_a_sink_that_does_not_open_is_reported() -> None:
     thread = SinkWorker("a sink", fail, [], said.append)
     thread.put(*record(1))
     thread.close()
-    assert said == ["a sink gets nothing more: no such team"]
+    assert said == ["a sink is no longer updated: no such team"]
 
 
 def test_a_sink_that_fails_later_is_reported_once() -> None:
@@ -76,7 +76,7 @@ def test_a_sink_that_fails_later_is_reported_once() -> None:
     for samples in (1, 2, 3):
         thread.put(*record(samples))
     thread.close()
-    assert said == ["a sink gets nothing more: no such team"]
+    assert said == ["a sink is no longer updated: no such team"]
 
 
 def test_nobody_waits_long_for_a_sink_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

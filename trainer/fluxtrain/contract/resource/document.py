@@ -105,7 +105,7 @@ def _problem(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or "malformed"
     if "expected a single document" in str(error):
         return "more than one document; use one file per job"
-    return problem.replace("'\\t'", "a tab (indent with spaces)")
+    return "tabs are not allowed; indent with spaces" if "'\\t'" in problem else problem
 
 
 def dump_yaml(document: object) -> str:

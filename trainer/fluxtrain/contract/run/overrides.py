@@ -264,5 +264,5 @@ def refuse_variables(environment: Mapping[str, str], processes: int | None) -> N
         if name == "NGPU" and processes is not None:
             continue
         if re.fullmatch(replacement.applies_to, value):
-            text = f"is not read; here {replacement.describe(value)}; unset it to go on"
+            text = f"is not read; here {replacement.describe(value)}; unset it to continue"
             raise ConfigError(f"${name}", value, text)
