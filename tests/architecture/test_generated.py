@@ -1,16 +1,48 @@
-"""Generated files are up to date, text files are plain, and no file grows beyond what one can read."""
+"""Generated files are up to date, links lead somewhere, and no phrase is one that an editor would strike."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
 from pathlib import Path
 
+import pytest
 from tests.paths import ROOT
 
 from fluxtrain.contract import process
 from fluxtrain_operator.generate.__main__ import generated
+
+BETTER = {
+    r"\b(is|are) told\b": "is reported",
+    r"\ba line (that )?(tells|says|names|reports)\b": "a message says",
+    r"\bin a line\b": "reported",
+    r"\bgo(es|ing)? on\b": "continues, resumes",
+    r"\bwhat becomes of\b": "what happens to",
+    r"\bwhat (it|they) likes?\b": "any field",
+    r"\bby heart\b": "overfitting",
+    r"\bgets nothing more\b": "is no longer updated",
+    r"\bequal to the (bit|byte)\b": "bit-equal, identical",
+    r"\b(that|which) none has\b": "that no … covers",
+    r"\bfinds itself\b": "automatic",
+    r"\bbegins? anew\b": "starts again",
+    r"\bno (program|command) was started\b": "was not run",
+    r"^(- |\| |\*\*)?[Oo]f [\w ]+: ": "a sentence with its subject first",
+}
+"""A pattern of words, and what to write instead."""
+
+PENDING = {
+    "README.md",
+    "SECURITY.md",
+    "docs/architecture.md",
+    "docs/cluster.md",
+    "docs/operator.md",
+    "docs/submission.md",
+    "docs/supply-chain.md",
+    "docs/decisions",
+}
+"""Documents, or folders of them, that are not rewritten yet."""
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -84,3 +116,50 @@ def test_the_tests_that_the_page_of_proofs_names_exist() -> None:
 
 def _text_of(path: str) -> str:
     return (ROOT / "tests" / path).read_text()
+
+
+def found(text: str) -> list[str]:
+    """Return the phrases in ``text`` with what to write instead."""
+    return [
+        f"{match[0]!r}: {better}"
+        for pattern, better in BETTER.items()
+        for match in re.finditer(pattern, text, re.MULTILINE)
+    ]
+
+
+def documents() -> list[Path]:
+    """Return the pages that people write, without those that are rewritten later."""
+    made = generated()
+    return [
+        path
+        for path in tracked("*.md", "*.template")
+        if (name := str(path.relative_to(ROOT))) not in made
+        and not any(name == each or name.startswith(f"{each}/") for each in PENDING)
+    ]
+
+
+def messages(path: Path) -> list[str]:
+    """Return the texts of a module that are neither docstrings nor notes below a value."""
+    tree = ast.parse(path.read_text())
+    notes = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes
+    ]
+
+
+def test_the_documents_have_no_phrase_to_strike() -> None:
+    faults = {str(path.relative_to(ROOT)): found(path.read_text()) for path in documents()}
+    assert not {name: phrases for name, phrases in faults.items() if phrases}
+
+
+@pytest.mark.parametrize("product", ["operator", "trainer"])
+def test_the_messages_have_no_phrase_to_strike(product: str) -> None:
+    paths = tracked(f"{product}/*.py")
+    faults = {str(path.relative_to(ROOT)): found("\n".join(messages(path))) for path in paths}
+    assert not {name: phrases for name, phrases in faults.items() if phrases}
