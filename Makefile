@@ -118,7 +118,7 @@ audit: setup ## compare the packages of both images with known advisories; says 
 wheel: setup ## build dist/*.whl; the same commit gives the same bits
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -t wheel -d dist
 
-release: setup ## write dist/release: wheel, chart, lists of packages, provenance (BUILDER= and SOURCE= are URIs), SHA256SUMS
+release: setup ## write dist/release: wheel, its sources, chart, lists of packages, provenance (BUILDER= and SOURCE= are URIs), SHA256SUMS
 	@rm -rf dist/release
 	@BUILDER="$(BUILDER)" SOURCE="$(SOURCE)" $(BIN)/python -m supply_chain release dist/release
 

@@ -1,4 +1,4 @@
-"""A release: the wheel, the chart, the lists of packages, their provenance, checksums and signatures."""
+"""A release: Python packages, the chart, the lists of packages, their provenance, checksums and signatures."""
 
 from __future__ import annotations
 
@@ -39,15 +39,21 @@ def write_release(root: Path, folder: Path, version: str, build: Build) -> list[
     if folder.exists() and any(folder.iterdir()):
         raise ReleaseError(f"{folder}: is not empty")
     documents = sbom.write(folder, version, root)
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder.resolve()]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(build.seconds)}
-    subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    packages = write_packages(root, folder, build)
     chart = folder / f"fluxtrain-operator-{version}.tgz"
     write_chart(root / "charts" / "fluxtrain-operator", chart, build.seconds)
-    files = [*sorted(folder.glob("*.whl")), chart, *documents]
+    files = [*packages, chart, *documents]
     (folder / PROVENANCE).write_bytes(encoded(statement(build, root, files)))
     files.append(folder / PROVENANCE)
     return [*files, checksums.write(files)]
+
+
+def write_packages(root: Path, folder: Path, build: Build) -> list[Path]:
+    """Write the wheel and the source distribution of ``root`` to ``folder``."""
+    command = [sys.executable, "-m", "hatchling", "build", "-d", folder.resolve()]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(build.seconds)}
+    subprocess.run(command, cwd=root, env=environment, check=True, capture_output=True)
+    return [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
 
 
 def sign_release(folder: Path, key: Path) -> list[Path]:

@@ -21,9 +21,10 @@ from fluxtrain import __version__
 
 BUILD = Build("c" * 40, 1_700_000_000, "https://example.com/builder")
 WHEEL = f"fluxtrain-{__version__}-py3-none-any.whl"
+SOURCES = f"fluxtrain-{__version__}.tar.gz"
 CHART = f"fluxtrain-operator-{__version__}.tgz"
 FILES = [
-    *(WHEEL, CHART, f"operator-{__version__}.cdx.json", f"trainer-{__version__}.cdx.json"),
+    *(WHEEL, SOURCES, CHART, f"operator-{__version__}.cdx.json", f"trainer-{__version__}.cdx.json"),
     *("provenance.json", "SHA256SUMS"),
 ]
 SIGNED = [*FILES, *(f"{name}.sig" for name in FILES), "provenance.dsse.json"]
@@ -148,7 +149,7 @@ def test_the_statement_has_the_sources_the_locks_and_every_package(
     found = json.loads((signed[0] / "provenance.json").read_text())
     assert found["_type"] == "https://in-toto.io/Statement/v1"
     assert found["predicateType"] == "https://slsa.dev/provenance/v1"
-    assert [subject["name"] for subject in found["subject"]] == FILES[:4]
+    assert [subject["name"] for subject in found["subject"]] == FILES[:-2]
     definition = found["predicate"]["buildDefinition"]
     inputs = definition["resolvedDependencies"]
     assert inputs[0]["digest"] == {"gitCommit": BUILD.commit}
@@ -168,7 +169,7 @@ def test_the_same_sources_give_the_same_release(signed: tuple[Path, Path], tmp_p
 
     other = tmp_path / "other"
     other.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         copy(str(ROOT / name), str(other / name))
     for name in ("operator", "trainer", "charts", "images"):
         ignored = shutil.ignore_patterns("__pycache__")

@@ -1,0 +1,99 @@
+"""The wheel and the source distribution: their metadata, their files, and that one is made of the other."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+from packaging.specifiers import SpecifierSet
+from supply_chain.provenance import Build
+from supply_chain.release import write_packages
+from tests.paths import ROOT
+
+from fluxtrain import __version__
+
+BUILD = Build("c" * 40, 1_700_000_000, "https://example.com/builder")
+NAME = f"fluxtrain-{__version__}"
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packages")
+    names = [path.name for path in write_packages(ROOT, folder, BUILD)]
+    assert names == [f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz"]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def metadata(packages: Path) -> Metadata:
+    """Return the wheel's metadata; packaging raises for each field that the standards do not allow."""
+    with zipfile.ZipFile(packages / f"{NAME}-py3-none-any.whl") as wheel:
+        text = wheel.read(f"{NAME}.dist-info/METADATA")
+    with tarfile.open(packages / f"{NAME}.tar.gz") as sources:
+        file = sources.extractfile(f"{NAME}/PKG-INFO")
+        assert file is not None
+        assert file.read() == text
+    return Metadata.from_email(text, validate=True)
+
+
+def test_the_metadata_tells_what_an_index_shows(metadata: Metadata) -> None:
+    assert metadata.license_expression == "Apache-2.0"
+    assert metadata.license_files == ["LICENSE"]
+    assert metadata.author == "fluxtrain contributors"
+    assert metadata.author_email is None
+    assert metadata.keywords
+    assert metadata.project_urls is not None
+    assert {"Homepage", "Documentation"} <= metadata.project_urls.keys()
+    assert metadata.description_content_type == "text/markdown"
+
+
+def test_the_classifiers_name_the_pythons_that_the_project_admits(metadata: Metadata) -> None:
+    classifiers = metadata.classifiers or []
+    prefix = "Programming Language :: Python :: "
+    named = [line.removeprefix(prefix) for line in classifiers if line.startswith(prefix)]
+    assert named == ["3", *PYTHONS]
+    assert metadata.requires_python == SpecifierSet(f">={PYTHONS[0]}")
+    assert not [line for line in classifiers if line.startswith("License ::")]  # PEP 639
+    assert "Typing :: Typed" in classifiers
+
+
+def test_the_packages_have_the_product_alone(packages: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "operator", "trainer"], cwd=ROOT, check=True, capture_output=True
+    )
+    product = set(tracked.stdout.decode().split())
+    with tarfile.open(packages / f"{NAME}.tar.gz") as sources:
+        names = {re.sub(r"^[^/]+/", "", name) for name in sources.getnames()}
+    others = {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
+    assert names == product | others
+    with zipfile.ZipFile(packages / f"{NAME}-py3-none-any.whl") as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert names == {name.split("/", 1)[1] for name in product}
+
+
+def test_the_sources_give_the_same_wheel(packages: Path, tmp_path: Path) -> None:
+    with tarfile.open(packages / f"{NAME}.tar.gz") as sources:
+        sources.extractall(tmp_path, filter="data")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=tmp_path / NAME,
+        env={**os.environ, "SOURCE_DATE_EPOCH": str(BUILD.seconds)},
+        check=True,
+        capture_output=True,
+    )
+    wheel = f"{NAME}-py3-none-any.whl"
+    assert (tmp_path / wheel).read_bytes() == (packages / wheel).read_bytes()
+
+
+def test_each_extra_is_one_of_the_project(metadata: Metadata) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert metadata.provides_extra == sorted(project["optional-dependencies"])
