@@ -19,7 +19,7 @@ from cluster.host import cgroups, host_state, mounts, network
 from cluster.kubectl import Kubectl, kubectl
 from cluster.layout import API_URL, CACHE, FAMILY, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
 from cluster.nodes import containerd, fake_gpus, images, node
-from cluster.programs import binaries, packages, prometheus
+from cluster.programs import binaries, debian, packages
 
 CONTROL_PLANE = (
     "etcd",
@@ -76,7 +76,7 @@ def prepare() -> None:
     _require_root()
     with lock():
         _build()
-        prometheus.ensure()
+        debian.ensure("prometheus")
         slurm.ensure()
 
 

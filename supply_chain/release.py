@@ -1,4 +1,4 @@
-"""A release: Python packages, the chart, the lists of packages, their provenance, checksums and signatures."""
+"""A release: Python packages, the chart, lists of packages, their provenance, checksums and signatures."""
 
 from __future__ import annotations
 

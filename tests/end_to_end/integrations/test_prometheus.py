@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster.kubectl import Manifest
-from cluster.programs import prometheus as programs
+from cluster.programs import debian
 from dashboards.draw import Curve, Span, curves, draw
 from dashboards.grafana import Dashboard, Panel, substitute
 from dashboards.job_page import JOB
@@ -48,7 +48,7 @@ class ScrapedJob(Jobs):
 
     def __init__(self, kubectl: Kubectl, folder: Path) -> None:
         super().__init__(kubectl, folder, NAMESPACE)
-        program = programs.find("prometheus")
+        program = debian.find("prometheus")
         assert program is not None, "cluster.prepare installs it"
         self.prometheus = Prometheus(program, folder / "prometheus")
         self.began = time.time()

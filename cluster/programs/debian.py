@@ -1,4 +1,4 @@
-"""Prometheus and promtool, extracted from Debian's package, since installing it would start a service."""
+"""Programs extracted from Debian's packages, since installing those would start services."""
 
 from __future__ import annotations
 
@@ -12,37 +12,42 @@ from cluster.errors import ClusterError, MachineError
 from cluster.layout import CACHE
 from cluster.programs import packages
 
-PACKAGE = "prometheus"
-PROGRAMS = ("prometheus", "promtool")
-_FOLDER = CACHE / "programs" / PACKAGE
+PROGRAMS = {"prometheus": ("prometheus", "promtool"), "docker-registry": ("docker-registry",)}
+"""Package -> its programs."""
 
 
 def find(name: str) -> Path | None:
     """Return the program ``name``: the installed one, else the extracted one, else None."""
     installed = shutil.which(name, path=packages.search_path())
-    program = Path(installed) if installed else _FOLDER / name
+    owner = next(package for package, programs in PROGRAMS.items() if name in programs)
+    program = Path(installed) if installed else _folder(owner) / name
     return program if program.exists() else None
 
 
-def ensure() -> None:
-    """Extract the programs if the machine has none.
+def ensure(package: str) -> None:
+    """Extract the programs of ``package`` if the machine has none.
 
     Raises MachineError if the machine has no apt-get, ClusterError if the download fails.
     """
-    if all(map(find, PROGRAMS)):
+    if all(map(find, PROGRAMS[package])):
         return
     if shutil.which("apt-get") is None:
-        raise MachineError(f"no apt-get here; install by hand: {PACKAGE}")
-    _FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with timed(f"unpacked {PACKAGE}"), tempfile.TemporaryDirectory(dir=_FOLDER.parent) as temporary:
-        _unpack(_download(Path(temporary)), Path(temporary) / "package")
-        (Path(temporary) / "package" / "usr" / "bin").rename(_FOLDER)
+        raise MachineError(f"no apt-get here; install by hand: {package}")
+    target = _folder(package)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with timed(f"unpacked {package}"), tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        _unpack(_download(package, Path(temporary)), Path(temporary) / "package")
+        (Path(temporary) / "package" / "usr" / "bin").rename(target)
 
 
-def _download(folder: Path) -> Path:
+def _folder(package: str) -> Path:
+    return CACHE / "programs" / package
+
+
+def _download(package: str, folder: Path) -> Path:
     """Return the downloaded package; update the package lists if the download fails."""
     folder.chmod(0o755)  # apt-get downloads as another user
-    command = ["apt-get", "download", "--quiet", PACKAGE]
+    command = ["apt-get", "download", "--quiet", package]
     try:
         run(command, folder=folder, seconds=600)
     except ClusterError:
