@@ -147,7 +147,7 @@ cluster: setup ## start a real Kubernetes of three nodes (NODES=, FAMILY=ipv4|ip
 cluster-down: ## stop it; nothing is left
 	@$(BIN)/python -m cluster down
 
-chart: setup ## write the chart's dashboards and goldens anew; review the diff like code
+chart: setup ## write the chart's dashboards, README and goldens anew; review the diff like code
 	$(BIN)/python -m dashboards
 	UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/chart
 

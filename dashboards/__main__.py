@@ -1,4 +1,4 @@
-"""``python -m dashboards`` writes the dashboards into the chart, ``… draw`` draws one as a PNG."""
+"""``python -m dashboards`` writes dashboards and README into the chart, ``… draw`` draws one as a PNG."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+from dashboards.chart_readme import CHART, readme
 from dashboards.job_page import JOB
 from dashboards.operator_page import OPERATOR
 
 ROOT = Path(__file__).resolve().parents[1]
-CHART = ROOT / "charts" / "fluxtrain-operator"
 _POINTS = 400
 
 
 def generated() -> dict[Path, str]:
     """Return the chart's generated files by their paths."""
-    files = {}
+    files = {CHART / "README.md": readme()}
     for dashboard in (JOB, OPERATOR):
         name = dashboard.uid.removeprefix("fluxtrain-")
         text = json.dumps(dashboard.to_json(), indent=1) + "\n"

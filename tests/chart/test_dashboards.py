@@ -65,7 +65,7 @@ def queries(dashboard: Dashboard) -> list[str]:
 
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)
-def test_the_chart_contains_the_generated_dashboards(path: Path) -> None:
+def test_the_chart_contains_the_generated_files(path: Path) -> None:
     assert path.read_text() == generated()[path], "run make chart"
 
 
