@@ -9,14 +9,18 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
+from supply_chain.locks import UV
 from supply_chain.provenance import Build
 from supply_chain.release import write_packages
+from supply_chain.tool import installed
 from tests.paths import ROOT
+from tests.torch_range import KEPT
 
 from fluxtrain import __version__
 
@@ -97,3 +101,21 @@ def test_the_sources_give_the_same_wheel(packages: Path, tmp_path: Path) -> None
 def test_each_extra_is_one_of_the_project(metadata: Metadata) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata.provides_extra == sorted(project["optional-dependencies"])
+
+
+@pytest.mark.proof
+def test_an_empty_environment_of_each_python_gets_wheels_alone() -> None:
+    """What ``pip install 'fluxtrain[operator,trainer]'`` would install; nothing has to be compiled."""
+    command = [installed(UV) / "uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header"]
+    command += ["--only-binary=:all:", "--python-platform=x86_64-manylinux_2_28"]
+    command += [f"--cache-dir={KEPT}/cache", "--extra=operator", "--extra=trainer"]
+
+    def resolved(python: str) -> set[str]:
+        arguments = [*command, f"--python-version={python}", "pyproject.toml"]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{python}: {done.stderr}"
+        return {line.split("==")[0] for line in done.stdout.splitlines()}
+
+    with ThreadPoolExecutor() as threads:  # they wait for the index
+        for found in threads.map(resolved, PYTHONS):
+            assert {"torch", "transformers", "pydantic", "kopf"} <= found
