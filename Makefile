@@ -19,6 +19,12 @@ BUILDER ?=
 SOURCE ?=
 KEY ?=
 PUBLIC_KEY ?=
+REGISTRY ?=
+IMAGE ?= operator
+HELM ?= helm
+HELM_OPTIONS ?=
+RELEASE ?= dist/release
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 # Only make setup exchanges the torch of an environment that is there; test-torch has another meaning for it.
 ifneq ($(wildcard $(BIN)/python),)
@@ -31,7 +37,7 @@ endif
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check format generate golden fuzz lock sbom audit wheel release sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check check-quick format generate golden fuzz lock sbom audit wheel release push-chart push-image sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -83,13 +89,15 @@ test-torch: ## the tests marked torch_range with other versions: TORCH="2.9.0 2.
 	@env -u MAKEFLAGS -u TORCH -u PYTHON $(MAKE) --silent --no-print-directory setup
 	@$(BIN)/python -m tests.torch_range $(TORCH:auto=2.9.0 2.11) $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON)) $(PYTEST_OPTIONS)
 
-check: setup ## format, lint, types, layers, generated files up to date, sizes, duplicates, subjects of commits
+check-quick: setup ## the part of check that takes seconds: format, lint, generated files, examples
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy --no-error-summary
-	@found=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$found"; exit 1; }
 	$(BIN)/python -m fluxtrain_operator.generate --check
 	$(BIN)/yamllint --strict examples .yamllint
+
+check: check-quick ## that, types, layers, sizes, duplicates, subjects of commits
+	$(BIN)/mypy --no-error-summary
+	@found=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$found"; exit 1; }
 	$(BIN)/python -m pytest -q tests/architecture/test_size.py tests/architecture/test_duplicates.py
 	$(BIN)/python tests/architecture/subjects.py
 
@@ -121,6 +129,14 @@ wheel: setup ## build dist/*.whl; the same commit gives the same bits
 release: setup ## write dist/release: wheel, its sources, chart, lists of packages, provenance (BUILDER= and SOURCE= are URIs), SHA256SUMS
 	@rm -rf dist/release
 	@BUILDER="$(BUILDER)" SOURCE="$(SOURCE)" $(BIN)/python -m supply_chain release dist/release
+
+push-chart: ## push the chart of dist/release to REGISTRY=, where helm or docker is logged in
+	$(HELM) push $(RELEASE)/fluxtrain-operator-$(VERSION).tgz oci://$(REGISTRY)/charts $(HELM_OPTIONS)
+
+push-image: ## build IMAGE=operator|trainer of this commit with the wheel in dist, and push it to REGISTRY=
+	buildah build --timestamp $$(git log -1 --format=%ct) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	--file images/$(IMAGE).Dockerfile --tag $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION) .
+	buildah push $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION)
 
 sign: setup ## sign dist/release by your private KEY=, a PEM file: docs/supply-chain.md
 	@$(BIN)/python -m supply_chain sign dist/release "$(KEY)"

@@ -13,8 +13,9 @@ import pytest
 import yaml
 from cluster.free_ports import free_port
 from supply_chain.release import write_chart
-from tests.chart.conftest import of_debian
+from tests.chart.conftest import of_debian, tool
 from tests.chart.objects import CHART, Program
+from tests.paths import ROOT
 
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["version"]
 ARCHIVE = f"{CHART.name}-{VERSION}.tgz"
@@ -56,7 +57,15 @@ def test_the_chart_of_a_registry_is_the_released_one(
     helm: Program, registry: str, tmp_path: Path
 ) -> None:
     write_chart(CHART, tmp_path / ARCHIVE, 1_700_000_000)
-    pushed = helm("push", tmp_path / ARCHIVE, f"oci://{registry}/charts", "--plain-http")
+    command = [
+        "make",
+        "--silent",
+        "push-chart",
+        f"REGISTRY={registry}",
+        "HELM_OPTIONS=--plain-http",
+    ]
+    command += [f"HELM={tool('helm')}", f"RELEASE={tmp_path}"]
+    pushed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     (tmp_path / "pulled").mkdir()
     address = f"oci://{registry}/charts/{CHART.name}"
     place = ("--version", VERSION, "--plain-http")
