@@ -86,6 +86,11 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("spec.run.optim.beta2", 1.0, "got 1.0; must be a number at least 0 and below 1"),
     ("spec.run.optim", None, "spec.run.optim: got null; must be a mapping with some of name, learning_rate"),
     ("spec.run.schedule.steps", True, "spec.run.schedule.steps: got true; must be a whole number"),
+    ("spec.run.steps", 5, "spec.run.steps: no such field; did you mean schedule.steps?"),
+    ("spec.run.epochs", 5, "spec.run.epochs: no such field; did you mean schedule.epochs?"),
+    ("spec.run.preset", "micor", "openmoji, micro; did you mean micro?"),
+    ("spec.run.preset", "dev_lora", "; did you mean dev-lora?"),
+    ("spec.run.preset", "flux-dev", "; did you mean dev-finetune or dev-lora?"),
     ("spec.run.schedule.gbs", 5, "schedule.gbs: no such field; did you mean global_batch_size?"),
     ("spec.run.schedule.min_learning_rate", 1.0,
      "spec.run.schedule.min_learning_rate: got 1.0; must be at most optim.learning_rate"),
@@ -120,6 +125,25 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--optim.lr=1"], "--optim.lr: no such field; did you mean learning_rate?"),
     (["--optimize.beta1=1"], "--optimize.beta1: no such field; did you mean optim?"),
     (["--seed.x=1"], "--seed.x: no such field"),
+    (["--lr=1"], "--lr: no such field; did you mean --optim.learning_rate?"),
+    (["--learning_rate=1"], "did you mean --optim.learning_rate?"),
+    (["--optim.steps=1"], "--optim.steps: no such field; did you mean --schedule.steps?"),
+    (["--steps=9"], "--steps: no such field; did you mean --schedule.steps?"),
+    (["--max_train_steps=9"], "did you mean --schedule.steps?"),
+    (["--epochs=9"], "did you mean --schedule.epochs?"),
+    (["--batch_size=9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
+    (["--batch-size", "9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
+    (["--rank=9"], "did you mean --adapter.rank?"),
+    (["--network_dim=9"], "did you mean --adapter.rank?"),
+    (["--resolution=9"], "did you mean --data.image_size or --data.buckets.resolutions?"),
+    (["--output_dir=x"], "--output_dir: no such field; did you mean --output?"),
+    (["--data_dir=x"], "did you mean --data or --data.images?"),
+    (["--seed=1", "--seed=2"], "--seed: got '2'; was already set to 1; set it once"),
+    (
+        ["--schedule.steps=1", "--schedule.steps", "2"],
+        "schedule.steps: got '2'; was already set to 1",
+    ),
+    (["--data=a", "--data=b"], "--data: got 'b'; was already set to a; set it once"),
     (["--seed"], "--seed: needs a value: --seed=VALUE"),
     (["--seed", "--task=train"], "--seed: needs a value"),
     (["stray"], "arguments: got 'stray'; fields are set as --section.field=value"),
@@ -172,6 +196,36 @@ def test_an_invalid_file_is_reported_with_its_line(text: str, line: str, refused
     assert "/job.yaml" in stderr
     assert line in stderr
     assert len(stderr.splitlines()) == 1
+
+
+FOREIGN = {
+    "kohya.toml": "pretrained_model_name_or_path = 'flux1-dev.safetensors'",
+    "torchtitan.toml": "[job]\ndump_folder = 'x'",
+    "ai-toolkit.yaml": "job: extension\nconfig:\n  name: x",
+    "config.json": '{"--model_family": "flux"}',
+    "config.env": "MODEL_FAMILY=flux",
+    "train.sh": "accelerate launch flux_train_network.py --network_dim 4",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_trainer_leads_to_its_import(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / name
+    file.write_text(FOREIGN[name])
+    for command in ("run", "plan"):
+        assert main([command, str(file)]) == EXIT_USAGE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "must be " in line
+        assert f"fluxtrain import-config {file} writes one" in line
+
+
+def test_all_unknown_options_are_reported(refused: Refused) -> None:
+    flags = [f"--field{i}=1" for i in range(18)] + ["--training.steps=4", "--seed"]
+    lines = refused(GOOD, *flags).splitlines()
+    assert len(lines) == 20
+    assert all(any(f"{flag.partition('=')[0]}: " in line for line in lines) for flag in flags)
 
 
 @pytest.mark.parametrize(("flags", "line"), BAD_FLAGS)

@@ -32,13 +32,34 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, one_line
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors look like those of the commands; so do those of its subparsers."""
+    """A parser whose errors look like those of the commands; so do those of its subparsers.
+
+    An option is given once, unless its action is append.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of argparse's parser."""
+        super().__init__(*args, **options)
+        for action in (None, "store"):
+            self.register("action", action, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         """Print in one line what is wrong, and exit."""
         of_argument = message.removeprefix("argument ")
         help = "" if of_argument != message else f"; see {self.prog} --help"
         self.exit(EXIT_USAGE, f"fluxtrain: error: {one_line(of_argument)}{help}\n")
+
+
+class _StoreOnce(argparse._StoreAction):
+    """Stores a value, and refuses a second one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        given = vars(namespace).setdefault("given", {})
+        if option_string and self.dest in given:
+            text = f"was already set to {given[self.dest]}; set it once"
+            raise ConfigError(option_string, str(values), text)
+        given[self.dest] = values
+        super().__call__(parser, namespace, values, option_string)
 
 
 def whole_number(text: str) -> int:

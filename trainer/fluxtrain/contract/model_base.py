@@ -141,17 +141,56 @@ def validate(model: type[Model], values: object, at: str) -> Model:
     raise join_errors(error for detail in details for error in _explain(model, detail, at))
 
 
-def join_errors(errors: Iterable[ConfigError]) -> ConfigError:
-    """Return one error for all of ``errors``: the first of each path, one line each."""
+def join_errors(errors: Iterable[ConfigError], most: int = 10) -> ConfigError:
+    """Return one error for all of ``errors``: the first of each path, one line each, ``most`` of them."""
     by_path = {error.path: error for error in reversed(list(errors))}
     kept = list(reversed(by_path.values()))
-    return kept[0] if len(kept) == 1 else JoinedConfigError(kept)
+    return kept[0] if len(kept) == 1 else JoinedConfigError(kept, most)
 
 
 def did_you_mean(given: str, names: Iterable[str]) -> str:
     """Return "; did you mean X?" for the name closest to ``given``, or the list of all names."""
     names = list(names)
     return near_miss(given, names) or f"; there are {', '.join(names)}"
+
+
+_WORDS = {
+    "optim.learning_rate": "lr",
+    "optim.name": "optimizer optimizer_type",
+    "optim.weight_decay": "wd",
+    "optim.max_grad_norm": "clip_grad grad_clip max_norm",
+    "schedule.steps": "steps iters iterations max_steps max_train_steps num_train_steps train_steps",
+    "schedule.epochs": "num_epochs max_train_epochs num_train_epochs",
+    "schedule.decay": "lr_scheduler scheduler",
+    "schedule.warmup_steps": "warmup lr_warmup_steps",
+    "schedule.global_batch_size": "bs batch batch_size train_batch_size gradient_accumulation_steps",
+    "parallel.micro_batch_size": "bs batch batch_size train_batch_size gradient_accumulation_steps",
+    "parallel.activation_checkpointing": "gradient_checkpointing",
+    "data.images": "images dataset dataset_path",
+    "data.image_size": "resolution size",
+    "data.buckets.resolutions": "resolution",
+    "data.caption_prefix": "trigger trigger_word instance_prompt",
+    "adapter.rank": "network_dim lora_rank dim",
+    "adapter.alpha": "network_alpha lora_alpha",
+    "precision.compute": "mixed_precision dtype",
+    "checkpoint.every_steps": "save_every save_every_n_steps save_steps checkpointing_steps",
+    "sampling.every_steps": "sample_every sample_every_n_steps",
+    "evaluation.every_samples": "eval_every eval_freq",
+    "sampling.cfg_scale": "cfg",
+    "logging.wandb.project": "wandb_project",
+}
+"""Fields of ``spec.run``, and what other trainers call them."""
+
+
+def meant_fields(given: str, model: type[StrictModel]) -> list[str]:
+    """Return the paths below ``model`` of the fields that the word ``given`` means, or whose name it is."""
+    paths = [field.path for field in iter_fields(model) if "[]" not in field.path]
+    word = given.replace("-", "_").lower()
+    if found := [path for path, words in _WORDS.items() if word in words.split() and path in paths]:
+        return found
+    named = [path for path in paths if _normalize(path.rpartition(".")[2]) == _normalize(given)]
+    least = min((path.count(".") for path in named), default=0)
+    return [path for path in named if path.count(".") == least]
 
 
 def near_miss(given: str, names: Iterable[str]) -> str:
@@ -211,12 +250,27 @@ def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterato
     elif kind == "extra_forbidden":
         *above, name = detail["loc"]
         parent, _ = _resolve(model, above, "")
-        names = parent.attributes() if isinstance(parent, type) else []
-        yield ConfigError(path, UNSET, f"no such field{did_you_mean(str(name), names)}")
+        names, meant = [], []
+        if isinstance(parent, type):
+            names, meant = list(parent.attributes()), meant_fields(str(name), parent)
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(str(name), names)
+        yield ConfigError(path, UNSET, f"no such field{hint}")
     elif kind == "missing":
         yield ConfigError(path, UNSET, f"must be given: {allowed(node)}")
     else:
-        yield ConfigError(path, detail["input"], f"must be {allowed(node)}")
+        hint = _near_value(detail["input"], node) if kind == "literal_error" else ""
+        yield ConfigError(path, detail["input"], f"must be {allowed(node)}{hint}")
+
+
+def _near_value(given: Any, schema: Node) -> str:
+    """Return "; did you mean X?" for the allowed text closest to ``given``, or those that share a word."""
+    names = [] if isinstance(schema, type) else schema.get("enum", [])
+    if not isinstance(given, str) or not all(isinstance(name, str) for name in names):
+        return ""
+    words = set(re.split("[-_ ]", given.lower()))
+    shared = [name for name in names if words & set(name.split("-"))]
+    meant = f"; did you mean {' or '.join(shared)}?" if shared else ""
+    return near_miss(given, names) or meant
 
 
 def _resolve(model: type[StrictModel], location: Iterable[int | str], at: str) -> tuple[Node, str]:

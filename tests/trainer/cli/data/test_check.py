@@ -50,10 +50,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(folder: Path, *options: str) -> int:
-    sheet = str(folder.parent / "sheet.png")
-    size = ("--image-size", str(SIZE)) if "--image-size" not in options else ()
-    given = ["data", "check", str(folder), "--contact-sheet", sheet, *size, ANY, *options]
-    return main(given)
+    usual = {"--contact-sheet": str(folder.parent / "sheet.png"), "--image-size": str(SIZE)}
+    added = [text for pair in usual.items() if pair[0] not in options for text in pair]
+    return main(["data", "check", str(folder), *added, ANY, *options])
 
 
 def looked_at(folder: Path, size: int) -> Inspection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,24 @@ for _kind in (_Loader, _Dumper):
 
 def load_job(path: Path) -> FluxTraining:
     """Return the job in ``path``; raise ConfigError naming the line or every wrong field."""
-    if path.suffix == ".toml":
+    if path.suffix in _FOREIGN:
         text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
-        raise ConfigError(str(path), UNSET, text)
+        raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
     values = parse_yaml(read_text(path), str(path))
+    text = "must be one FluxTraining, a mapping with apiVersion and kind"
     if not isinstance(values, dict):
-        text = "must be one FluxTraining, a mapping with apiVersion and kind"
         raise ConfigError(str(path), values, text)
+    if values and not _KEYS & set(values):
+        raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
     return validate(FluxTraining, values, "")
+
+
+_FOREIGN = {".toml", ".env", ".sh"}
+_KEYS = {"apiVersion", "kind", "metadata", "spec"}
+
+
+def _import(path: Path) -> str:
+    return f"for another trainer's options, fluxtrain import-config {shlex.quote(str(path))} writes one"
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from fluxtrain.contract.model_base import StrictModel, did_you_mean, join_errors, model_of
+from fluxtrain.contract.model_base import (
+    StrictModel,
+    did_you_mean,
+    join_errors,
+    meant_fields,
+    model_of,
+    near_miss,
+)
 from fluxtrain.contract.resource.document import parse_yaml
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import UNSET, ConfigError
@@ -17,35 +24,62 @@ from fluxtrain.errors import UNSET, ConfigError
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     """Return the arguments ``--section.field=value`` and ``--section.field value`` as a nested mapping.
 
-    Values are YAML. Raises ConfigError for options of torchtitan, an unknown field and a field without a
-    value.
+    Values are YAML. Raises ConfigError for all options of torchtitan, unknown fields, fields without a value
+    and fields that are set twice.
     """
-    if refused := list(refused_options(arguments)):
-        raise join_errors(refused)
     result: dict[str, Any] = {}
+    errors = list(refused_options(arguments))
+    given: dict[str, str] = {}
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
-        if not argument.startswith("--"):
-            raise ConfigError("arguments", argument, "fields are set as --section.field=value")
         name, equals, text = argument.partition("=")
         parts = name.removeprefix("--").split(".")
-        _require_field(name, parts)
-        if not equals and (not remaining or remaining[0].startswith("--")):
-            raise ConfigError(name, UNSET, f"needs a value: {name}=VALUE")
-        text = text if equals else remaining.pop(0)
-        _set(result, parts, parse_yaml(text, name))
+        has_value = equals or (remaining and not remaining[0].startswith("--"))
+        if not argument.startswith("--"):
+            text = "fields are set as --section.field=value"
+            errors.append(ConfigError("arguments", argument, text))
+            continue
+        if has_value and not equals:
+            text = remaining.pop(0)
+        if _option(name)[0] in OPTIONS:
+            continue
+        if (unknown := _unknown(parts)) is not None:
+            errors.append(ConfigError(name, UNSET, f"no such field{unknown}"))
+        elif not has_value:
+            errors.append(ConfigError(name, UNSET, f"needs a value: {name}=VALUE"))
+        elif name in given:
+            errors.append(ConfigError(name, text, f"was already set to {given[name]}; set it once"))
+        elif not errors:
+            _set(result, parts, parse_yaml(text, name))
+        given[name] = text
+    if errors:
+        raise join_errors(errors, len(errors))
     return result
 
 
-def _require_field(name: str, parts: list[str]) -> None:
+_FOLDERS = {
+    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "logging_dir"), ("output",)),
+    **dict.fromkeys(("data_dir", "dataroot", "train_data_dir"), ("data", "data.images")),
+    **dict.fromkeys(("model_dir", "modelroot"), ("models",)),
+}
+"""Other trainers' names of folders, and the options of ``fluxtrain run``."""
+
+
+def _unknown(parts: list[str]) -> str | None:
+    """Return None if there is the field ``parts``, else what may have been meant."""
     model: type[StrictModel] | None = RunConfig
     for part in parts:
         if model is None:
-            raise ConfigError(name, UNSET, "no such field")
+            return ""
         if part not in model.model_fields:
-            raise ConfigError(name, UNSET, f"no such field{did_you_mean(part, model.model_fields)}")
+            near = "" if model is RunConfig else near_miss(part, model.model_fields)
+            fields = meant_fields(part, RunConfig) or _FOLDERS.get(part.replace("-", "_"), ())
+            options = [f"--{name}" for name in fields]
+            meant = f"; did you mean {' or '.join(options)}?" if options else ""
+            return near or meant or did_you_mean(part, model.model_fields)
         model = model_of(model.model_fields[part].annotation)
+    return None
 
 
 def _set(result: dict[str, Any], parts: list[str], value: object) -> None:
