@@ -26,7 +26,7 @@ STOP = """
 import os, signal
 from fluxtrain import cli
 from fluxtrain.cli import commands
-commands.make_parser = lambda: os.kill(os.getpid(), signal.SIGTERM)
+commands.make_parser = lambda name: os.kill(os.getpid(), signal.SIGTERM)
 cli.main(["{}"])
 """
 INTERRUPTED_IMPORT = """

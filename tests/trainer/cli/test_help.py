@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.paths import MICRO
 
-from fluxtrain.cli import main
+from fluxtrain.cli import commands, main
 from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
-from fluxtrain.errors import EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 
 
 def help_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -19,6 +21,45 @@ def help_text(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         main(list(arguments))
     assert exited.value.code == 0
     return capsys.readouterr().out
+
+
+def test_help_without_a_command_has_all_in_three_groups(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([]) == EXIT_USAGE
+    text = capsys.readouterr().out
+    assert main(["--help"]) == EXIT_OK
+    assert capsys.readouterr().out == f"{text}"
+    titles = [line for line in text.splitlines() if line.endswith(":")]
+    assert titles == ["train:", "prepare:", "inspect and publish:"]
+    parser = commands.make_parser()
+    (choices,) = (a.choices for a in parser._actions if a.dest == "command")
+    assert list(choices or ()) == list(commands.COMMANDS)
+    listed = [line.split()[0] for line in text.splitlines() if line.startswith("  ")]
+    last = text.splitlines()[-1].removeprefix("Pods of a job run ").rstrip(".").split(", ")
+    assert [*listed, *last] == list(commands.COMMANDS)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("train", "run"), ("smaple", "sample"), ("zzz", None)]
+)
+def test_an_unknown_command_leads_to_one(
+    given: str, meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([given, "x"]) == EXIT_USAGE
+    hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
+    expected = f"COMMAND: got '{given}'; there is none of this name; {hint}\n"
+    assert capsys.readouterr().err == f"fluxtrain: error: {expected}"
+
+
+def test_help_imports_no_large_package() -> None:
+    code = (
+        "import sys; from fluxtrain.cli import main; main(['--help'])\n"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'yaml', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_help_fields_lists_every_field_with_description_values_and_default(

@@ -152,7 +152,7 @@ def test_each_module_leads_to_its_extra(module: str, extra: str) -> None:
 def test_a_broken_installation_is_not_hidden(
     error: ImportError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> None:
+    def fail(only: str) -> None:
         raise error
 
     monkeypatch.setattr("fluxtrain.cli.commands.make_parser", fail)

@@ -210,7 +210,7 @@ def add_command(
     commands: Commands,
     name: str,
     action: Callable[[argparse.Namespace], int],
-    help: str,
+    help: str | None = None,
     description: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""

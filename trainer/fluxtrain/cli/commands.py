@@ -1,52 +1,108 @@
-"""All commands of ``fluxtrain``: their parser, and the call of the one that is asked for."""
+"""All commands of ``fluxtrain``: their help, their parsers, and the call of the one that is asked for.
+
+Only the module of that command is imported: help takes no second.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import sys
+from importlib import import_module
 from typing import Any
 
 from fluxtrain import __version__
-from fluxtrain.cli import data, import_config, mlperf, pods, prepare, run, sample, weights
-from fluxtrain.cli.arguments import Parser
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
+
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "train": {
+        "init": (
+            "run.add_init",
+            "write the first file of a LoRA for a folder of pictures and a GPU",
+        ),
+        "plan": ("run.add_plan", "estimate memory, FLOPs, time and disk space"),
+        "run": ("run.add", "train from a FluxTraining file"),
+        "from-env": (
+            "import_config.add_from_env",
+            "fetch, train and go on by the variables of kohya's container for MI300X",
+        ),
+    },
+    "prepare": {
+        "fetch": (
+            "prepare.add_fetch",
+            "fetch the weights, encoders and pictures that a file needs",
+        ),
+        "prepare": ("prepare.add", "download or prepare a data set"),
+        "data": ("data.add_data", "look at pictures to train on"),
+        "convert": ("data.add_convert", "convert encoded samples to another layout"),
+        "import": ("weights.add_import", "convert published weights for training"),
+        "import-config": (
+            "import_config.add",
+            "write a FluxTraining for another trainer's options",
+        ),
+    },
+    "inspect and publish": {
+        "sample": ("sample.add", "generate images of prompts"),
+        "gallery": ("sample.add_gallery", "write a page of runs side by side"),
+        "export": ("weights.add_export", "write a run's weights in a published layout"),
+        "adapter": ("weights.add", "convert, merge, extract, describe or resize LoRA files"),
+        "push": ("weights.add_push", "publish a run's LoRA at the Hub"),
+        "mlperf": ("mlperf.add_mlperf", "check an MLPerf log or create a submission"),
+    },
+    "in pods": {
+        "fetch-models": ("pods.add_fetch_models", "fetch what the run of this pod misses"),
+        "agent": ("pods.add_agent", "train on one node of a cluster"),
+        "rendezvous": ("pods.add_rendezvous", "serve the rendezvous of a job's agents"),
+        "stacks": ("pods.add_stacks", "print the stacks of this container's ranks into its log"),
+    },
+}
+"""By heading: the function that adds the parser, and what the command does."""
+COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()}
+_OTHER_WORDS = {"train": "run", "check": "data check", "generate": "sample", "lora": "adapter"}
 
 
 def run_command(arguments: list[str] | None) -> int:
     """Run the command in ``arguments`` (default: sys.argv) and return its exit code."""
-    parsed, rest = make_parser().parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    first = words[0] if words else ""
+    if first in ("", "-h", "--help", "help"):
+        print(help_text())
+        return EXIT_OK if words else EXIT_USAGE
+    if first == "--version":
+        print(__version__)
+        return EXIT_OK
+    if first not in COMMANDS:
+        near = difflib.get_close_matches(first, COMMANDS, n=1)
+        meant = _OTHER_WORDS.get(first) or (near[0] if near else "")
+        hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
+        raise ConfigError("COMMAND", first, f"there is none of this name; {hint}")
+    parsed, rest = make_parser(first).parse_known_args(words)
     if rest and not parsed.takes_overrides:
         raise ConfigError("arguments", " ".join(rest), "no such option")
     parsed.overrides = rest
     return int(parsed.action(parsed))
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    parser = Parser(
-        prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1 from one FluxTraining file."
-    )
-    parser.add_argument("--version", action="version", version=__version__)
+def help_text() -> str:
+    """Return what ``fluxtrain --help`` prints."""
+    lines = ["usage: fluxtrain COMMAND ...", "", "Train FLUX.1 from one FluxTraining file."]
+    *groups, (_, in_pods) = _GROUPS.items()
+    width = max(map(len, COMMANDS))
+    for title, group in groups:
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:{width}}  {help}" for name, (_, help) in group.items()]
+    lines += ["", "fluxtrain COMMAND --help has a command's options; --version prints the version."]
+    return "\n".join([*lines, f"Pods of a job run {', '.join(in_pods)}."])
+
+
+def make_parser(only: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the command ``only``, or of all."""
+    from fluxtrain.cli.arguments import Parser
+
+    parser = Parser(prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1.")
     parser.set_defaults(takes_overrides=False)
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # in the order of use; the commands that are run in pods come last
-    user = (
-        run.add_init,
-        run.add,
-        prepare.add_fetch,
-        prepare.add,
-        data.add_data,
-        data.add_convert,
-        run.add_plan,
-        sample.add,
-        sample.add_gallery,
-        weights.add_export,
-        weights.add_import,
-        import_config.add,
-        import_config.add_from_env,
-        weights.add,
-        weights.add_push,
-        mlperf.add_mlperf,
-    )
-    for add in (*user, pods.add_fetch_models, pods.add_agent, pods.add_rendezvous, pods.add_stacks):
-        add(commands)
+    for name in [only] if only else COMMANDS:
+        module, _, function = COMMANDS[name][0].partition(".")
+        getattr(import_module(f"fluxtrain.cli.{module}"), function)(commands)
     return parser

@@ -51,7 +51,7 @@ _SIZE = 1024
 
 def add_data(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("data", allow_abbrev=False, help="look at pictures to train on")
+    parser = commands.add_parser("data", allow_abbrev=False)
     inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     text = "check all pictures, captions and masks of a run, and draw a contact sheet"
     check = add_command(
@@ -241,12 +241,11 @@ def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str
 
 def add_pack(commands: Commands) -> None:
     """Add the command's parser to ``fluxtrain data``."""
-    text = "write pictures and captions of any source as WebDataset shards"
     parser = add_command(
         commands,
         "pack",
         pack_data,
-        help=text,
+        help="write pictures and captions of any source as WebDataset shards",
         description="Write pictures with their captions as WebDataset shards.",
     )
     add_field_help(parser)
@@ -443,12 +442,10 @@ def _counted(count: int, noun: str, plural: str = "") -> str:
 
 def add_convert(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "convert encoded samples to another layout"
     parser = add_command(
         commands,
         "convert",
         convert_data,
-        help=text,
         description="Convert encoded samples to another layout.",
     )
     parser.epilog = (

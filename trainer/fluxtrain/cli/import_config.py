@@ -35,13 +35,11 @@ from fluxtrain.runtime.files import atomic_write
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "write a FluxTraining for another trainer's options"
     parser = add_command(
         commands,
         "import-config",
         _action,
-        text,
-        "Write a FluxTraining for the options of another trainer.",
+        description="Write a FluxTraining for the options of another trainer.",
     )
     parser.set_defaults(takes_overrides=True)
     text = "kohya's TOML, command or GUI's JSON, ai-toolkit's YAML, SimpleTuner's config.json, .toml or .env"
@@ -131,14 +129,12 @@ FILE = "from-env.yaml"
 
 def add_from_env(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "fetch, train and resume by the variables of kohya's container for MI300X"
     parser = add_command(
         commands,
         "from-env",
         _from_env,
-        text,
-        "Fetch models and DATASET_NAME, train as PARAMS_* and DATASET_CONFIG say, and put the LoRA into "
-        "OUTPUT_PATH; the same command resumes. docs/coming-from.md has the variables.",
+        description="Fetch models and DATASET_NAME, train as PARAMS_* and DATASET_CONFIG say, and put the "
+        "LoRA into OUTPUT_PATH; the same command resumes. docs/coming-from.md has the variables.",
     )
     add_field_help(parser)
     variables = " or ".join(f"${name}" for name in ROOTS["models"])

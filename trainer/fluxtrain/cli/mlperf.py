@@ -97,8 +97,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def add_mlperf(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "check an MLPerf log or create a submission"
-    parser = commands.add_parser("mlperf", allow_abbrev=False, help=text)
+    parser = commands.add_parser("mlperf", allow_abbrev=False)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
     check = subcommands.add_parser(

@@ -31,8 +31,7 @@ _DAY = 86_400.0
 
 def add_fetch_models(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "fetch what the run of this pod misses in its models volume"
-    parser = add_command(commands, "fetch-models", fetch_models, help=text)
+    parser = add_command(commands, "fetch-models", fetch_models)
     parser.add_argument(
         "place", metavar="PLACE", help="where FLUX.1 is, as for fluxtrain fetch --from"
     )
@@ -50,7 +49,7 @@ def fetch_models(arguments: argparse.Namespace) -> int:
 
 def add_agent(commands: Commands) -> None:
     """Add the command's parser."""
-    parser = add_command(commands, "agent", run_agent, help="train on one node of a cluster")
+    parser = add_command(commands, "agent", run_agent)
     parser.add_argument("--termination-log", type=path, default=Path(TERMINATION_LOG))
 
 
@@ -68,8 +67,7 @@ _MAX_NUMBER = 2**31 - 1
 
 def add_rendezvous(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "serve the rendezvous of a job's agents"
-    parser = add_command(commands, "rendezvous", run_rendezvous, help=text)
+    parser = add_command(commands, "rendezvous", run_rendezvous)
     parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
     parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
@@ -153,8 +151,7 @@ def _seconds(text: str) -> float:
 
 def add_stacks(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "make the ranks of this container print their stacks into its log"
-    add_command(commands, "stacks", show_stacks, help=text)
+    add_command(commands, "stacks", show_stacks)
 
 
 def show_stacks(arguments: argparse.Namespace) -> int:

@@ -39,10 +39,8 @@ _PLACE = "DIR|MANIFEST|URL"
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "download or prepare a data set"
-    parser = commands.add_parser(
-        "prepare", allow_abbrev=False, help=text, description="Download and prepare data sets."
-    )
+    text = "Download and prepare data sets."
+    parser = commands.add_parser("prepare", allow_abbrev=False, description=text)
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
     _add_cc12m(sets)
@@ -56,7 +54,7 @@ def add_fetch(commands: Commands) -> None:
     text = (
         "fetch what a file needs: weights and encoders that --models lacks, and pictures at a URL"
     )
-    parser = add_command(commands, "fetch", _fetch, help=text, description=text)
+    parser = add_command(commands, "fetch", _fetch, description=text)
     add_file(parser)
     add_paths(parser)
     add_from(parser)

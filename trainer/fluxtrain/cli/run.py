@@ -63,12 +63,10 @@ _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "train from a FluxTraining file"
     parser = add_command(
         commands,
         "run",
         action,
-        help=text,
         description="Run a task on this machine, such as training; the same command resumes it.",
     )
     add_file(parser)
@@ -320,12 +318,10 @@ def _check_result(log: Path) -> str:
 
 def add_plan(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "estimate memory, FLOPs, time and disk space"
     parser = add_command(
         commands,
         "plan",
         print_plan,
-        help=text,
         description="Estimate the memory, FLOPs, time and disk space of a job.",
     )
     add_file(parser)
@@ -348,12 +344,10 @@ def add_plan(commands: Commands) -> None:
 
 def add_init(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "write the first file of a LoRA for a folder of pictures and a GPU"
     parser = add_command(
         commands,
         "init",
         write_first_file,
-        help=text,
         description="Write a FluxTraining of a LoRA that fits the GPUs by fluxtrain plan.",
     )
     text = "folder of pictures, here or below --data, with captions beside them or without"

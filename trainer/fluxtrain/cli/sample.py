@@ -35,12 +35,10 @@ _OF_THE_RUN = {
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "generate images of prompts"
     parser = add_command(
         commands,
         "sample",
         action,
-        help=text,
         description="Generate images of prompts with a run's or published weights.",
     )
     text = "run, checkpoint, weights file or diffusers folder"
@@ -136,7 +134,6 @@ def add_gallery(commands: Commands) -> None:
         commands,
         "gallery",
         _gallery,
-        help="write a page of runs side by side",
         description="Write one page: curves, newest samples and settings of runs side by side.",
     )
     text = "output folder of a run, finished or not"

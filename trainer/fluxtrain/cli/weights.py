@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 def add_export(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "write a run's weights in a published layout"
     long = "Write the weights of a run, a checkpoint or a published model in a published layout."
-    parser = add_command(commands, "export", export, help=text, description=long)
+    parser = add_command(commands, "export", export, description=long)
     text = "run, checkpoint, weights file or diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     text = "bfl (one file, default) or diffusers (a folder)"
@@ -76,9 +75,8 @@ def export(arguments: argparse.Namespace) -> int:
 
 def add_import(commands: Commands) -> None:
     """Add the command's parser; the action is that of ``fluxtrain export``."""
-    text = "convert published weights for training"
     long = "Convert published weights to the single file that spec.run.initial_weights names."
-    parser = add_command(commands, "import", export, help=text, description=long)
+    parser = add_command(commands, "import", export, description=long)
     text = "BFL's file or a diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     parser.set_defaults(to="bfl", adapter=[], strength=None, skip_unknown=False, models=Path())
@@ -90,8 +88,7 @@ _SOURCE = "LoRA file of any dialect, or a run or checkpoint with adapters"
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "convert, merge, extract, describe or resize LoRA files"
-    parser = commands.add_parser("adapter", allow_abbrev=False, help=text)
+    parser = commands.add_parser("adapter", allow_abbrev=False)
     inner = parser.add_subparsers(dest="adapter_command", required=True, metavar="COMMAND")
     convert = add_command(inner, "convert", _convert, help="write a LoRA in another layout or type")
     convert.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
@@ -284,9 +281,7 @@ def add_push(commands: Commands) -> None:
     long = (
         "Publish the LoRA of a run at the Hugging Face Hub: private, with samples and a model card."
     )
-    parser = add_command(
-        commands, "push", _push, help="publish a run's LoRA at the Hub", description=long
-    )
+    parser = add_command(commands, "push", _push, description=long)
     parser.add_argument("run", type=path, metavar="RUN", help="output folder of the run")
     parser.add_argument("repo", metavar="REPO", help="OWNER/NAME at the Hub, made if it is missing")
     text = "let all see it (default: only you)"
