@@ -20,6 +20,10 @@ def main() -> int:
 
 
 def _operate() -> int:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        from fluxtrain_operator.options import parse
+
+        parse(None)
     import asyncio
 
     from fluxtrain_operator import operate  # imports for seconds

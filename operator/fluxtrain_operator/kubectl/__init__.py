@@ -19,3 +19,14 @@ def run() -> int:
 
     program.use_utf8()
     return program.run("kubectl fluxtrain", "operator", run_command)
+
+
+def complete() -> int:
+    """Print what may come next in the words of the process, as kubectl's completion reads it."""
+
+    def run_command() -> int:
+        from fluxtrain_operator.kubectl.main import complete
+
+        return complete()
+
+    return program.run("kubectl_complete-fluxtrain", "operator", run_command)

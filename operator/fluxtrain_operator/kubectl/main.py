@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from fluxtrain import __version__
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
@@ -124,6 +125,35 @@ def _name(text: str) -> str:
     if not _NAME.fullmatch(name):
         raise argparse.ArgumentTypeError(f"got {text!r}; must be the name of a FluxTraining")
     return name
+
+
+def complete(arguments: Sequence[str] | None = None) -> int:
+    """Print what may be the last of ``arguments``, and ``:4``, which tells kubectl not to add files."""
+    *before, last = (sys.argv[1:] if arguments is None else arguments) or [""]
+    long = {short: f"--{name}" for name, short in _SHORT.items()}
+    given: list[str] = []
+    options: list[str] = []
+    is_value = False  # of the option before
+    for word in before:
+        flag = long.get(word, word)
+        if is_value:
+            options[-1] += f"={word}"
+        elif flag.removeprefix("--").partition("=")[0] in _CONNECTION:
+            options.append(flag)
+        elif not word.startswith("-"):
+            given.append(word)
+        is_value = not is_value and flag.removeprefix("--") in _CONNECTION
+    found: list[str] = []
+    if last.startswith("-"):
+        found = [option for action in _parser()._actions for option in action.option_strings]
+    elif not given and not is_value:
+        found = [f"{name}\t{text}" for name, text in _COMMANDS.items()]
+    elif len(given) == 1 and not is_value:
+        with suppress(KubectlError):
+            jobs = Kubectl(tuple(options)).statuses()
+            found = [job["metadata"]["name"] for job in jobs]
+    print("\n".join([*(each for each in found if each.startswith(last)), ":4"]))
+    return EXIT_OK
 
 
 def _report(text: str) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from tests.paths import ROOT
 
 from fluxtrain_operator.kubectl.client import printable
-from fluxtrain_operator.kubectl.main import main
+from fluxtrain_operator.kubectl.main import complete, main
 
 ECHO = '#!/bin/sh\necho "$@" >> "$KUBECTL_LOG"\necho \'Error from server (NotFound): gone\' >&2\nexit 1\n'
 
@@ -91,3 +95,47 @@ def test_kubectl_itself_may_be_missing(
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
     assert printable("a\x1b[2Jb\r\nü\x07") == "a\\x1b[2Jb\\r\nü\\x07"
+
+
+JOBS = """#!/bin/sh
+echo "$@" >> "$KUBECTL_LOG"
+echo 'team alpha {}'
+echo 'team beta {}'
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ([""], ["why\t", "timeline\t", "stacks\t", "goodput\t", "logs\t"]),
+        (["-n", "team", "ti"], ["timeline\t"]),
+        (["why", ""], ["alpha", "beta"]),
+        (["-n", "team", "logs", "--mlperf", "al"], ["alpha"]),
+        (["logs", "-n", "team", "al"], ["alpha"]),
+        (["logs", "--ml"], ["--mlperf"]),
+        (["why", "alpha", ""], []),
+        (["why", "-n", "te"], []),
+    ],
+)
+def test_kubectl_completes_commands_names_and_options(
+    words: list[str], lines: list[str], log: Path
+) -> None:
+    (log.parent / "kubectl").write_text(JOBS)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["kubectl_complete-fluxtrain"].partition(":")
+    code = f"import sys; from {module} import {function} as entry; sys.exit(entry())"
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    *found, directive = done.stdout.splitlines()
+    assert directive == ":4", "no files"
+    assert len(found) == len(lines)
+    assert all(a.startswith(b) for a, b in zip(found, lines, strict=True))
+    if "-n" in words and log.exists():
+        assert log.read_text().startswith("--namespace=team get fluxtraining")
+
+
+def test_an_unreachable_cluster_completes_nothing(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complete(["why", ""]) == 0
+    assert capsys.readouterr() == (":4\n", "")

@@ -214,7 +214,10 @@ def add_command(
     description: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
-    parser = commands.add_parser(name, allow_abbrev=False, help=help, description=description)
+    texts = (
+        {"description": description} if help is None else {"help": help, "description": description}
+    )
+    parser = commands.add_parser(name, allow_abbrev=False, **texts)
     parser.set_defaults(action=action)
     return parser
 

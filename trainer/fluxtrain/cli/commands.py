@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -57,7 +58,9 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """By heading: the function that adds the parser, and what the command does."""
-COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()}
+COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()} | {
+    "completion": ("commands.add_completion", "print the completion of a shell")
+}
 _OTHER_WORDS = {"train": "run", "check": "data check", "generate": "sample", "lora": "adapter"}
 
 
@@ -92,6 +95,9 @@ def help_text() -> str:
         lines += ["", f"{title}:"]
         lines += [f"  {name:{width}}  {help}" for name, (_, help) in group.items()]
     lines += ["", "fluxtrain COMMAND --help has a command's options; --version prints the version."]
+    lines += [
+        "fluxtrain completion bash|zsh|tcsh prints what completes commands, options and fields."
+    ]
     return "\n".join([*lines, f"Pods of a job run {', '.join(in_pods)}."])
 
 
@@ -102,7 +108,46 @@ def make_parser(only: str = "") -> argparse.ArgumentParser:
     parser = Parser(prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1.")
     parser.set_defaults(takes_overrides=False)
     commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_parser = commands.add_parser
     for name in [only] if only else COMMANDS:
-        module, _, function = COMMANDS[name][0].partition(".")
+        place, help = COMMANDS[name]
+        module, _, function = place.partition(".")
+        commands.add_parser = partial(add_parser, help=help)
         getattr(import_module(f"fluxtrain.cli.{module}"), function)(commands)
     return parser
+
+
+def add_completion(commands: Any) -> None:
+    """Add the command's parser."""
+    from fluxtrain.cli.arguments import add_command
+
+    text = "Print a script that completes commands, options, fields and files, for: eval or a file."
+    parser = add_command(commands, "completion", _print_completion, description=text)
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL")
+
+
+def _print_completion(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    parser = make_parser()
+    _prepare_completion(parser, shtab.FILE)
+    print(shtab.complete(parser, shell=arguments.shell))
+    return EXIT_OK
+
+
+def _prepare_completion(parser: argparse.ArgumentParser, files: Any) -> None:
+    """Let arguments that are paths be completed as ``files``, and the fields of spec.run as options."""
+    from fluxtrain.cli.arguments import path
+    from fluxtrain.contract.model_base import iter_fields
+    from fluxtrain.contract.run.config import RunConfig
+
+    for action in list(parser._actions):
+        if action.type is path:
+            action.complete = files  # type: ignore[attr-defined]
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _prepare_completion(each, files)
+    if parser.get_default("takes_overrides") and parser.get_default("action"):
+        for field in iter_fields(RunConfig):
+            if "[]" not in field.path and f"--{field.path}" not in parser._option_string_actions:
+                parser.add_argument(f"--{field.path}")
