@@ -125,7 +125,11 @@ def test_strong_scaling_divides_the_global_batch(tmp_path: Path) -> None:
     assert "strong scaling" in write_report(config, tmp_path, 4, results.measured)
 
 
-def test_published_figures_of_the_same_setting_are_shown_with_the_ratio(tmp_path: Path) -> None:
+def test_published_figures_of_the_same_setting_are_shown_with_the_ratio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_MAX_HW_QUEUES", "2")
+    monkeypatch.delenv("ROCBLAS_USE_HIPBLASLT", raising=False)
     config = make_config(micro_batch_sizes=[1, 8], image_sizes=[512, 1024])
     machine = FakeMachine()
     results = study(tmp_path, machine, config)
@@ -133,8 +137,10 @@ def test_published_figures_of_the_same_setting_are_shown_with_the_ratio(tmp_path
     ours = machine.rate(machine.trials[0])
     assert (
         f"published: 2.03 images/s per GPU at batch 1 on MI300X (AMD FluxBenchmark, its README); "
-        f"here {ours / 2.03:.2f} times as many"
+        f"here {ours / 2.03:.2f} times as many; environment here, there: GPU_MAX_HW_QUEUES=2, 8; "
     ) in text
+    assert "; ROCBLAS_USE_HIPBLASLT=unset, 1; " in text
+    assert text.count("environment here") == 1, "beside the ratio"
     assert "4.51 images/s per GPU at batch 10 on MI300X" in text, "without a ratio: other batches"
     assert text.count("published: ") == 3
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ def scalings(results: Sequence[Result]) -> Iterator[Scaling]:
             yield Scaling(kind, setting, [found[ranks] for ranks in sorted(found)])
 
 
+def _environments(own: Mapping[str, str]) -> str:
+    """Return the variables of the published figures beside those of ``own``."""
+    pairs = (f"{name}={own.get(name, 'unset')}, {theirs}" for name, theirs in _ENVIRONMENT.items())
+    return f"environment here, there: {'; '.join(pairs)}"
+
+
 def _compared(figure: Published, results: Sequence[Result]) -> str:
     """Return ``figure``, and ours as a ratio to it if it is of the same GPU and batch."""
     for result in results:
@@ -93,7 +100,7 @@ def _compared(figure: Published, results: Sequence[Result]) -> str:
         peak = find_peak(measured.device, "bfloat16")
         if peak and peak.gpu == figure.gpu and shapes == figure.shapes:
             ratio = measured.images_per_second_per_gpu / figure.images_per_second_per_gpu
-            return f"{figure}; here {ratio:.2f} times as many"
+            return f"{figure}; here {ratio:.2f} times as many; {_environments(os.environ)}"
     return str(figure)
 
 
@@ -319,6 +326,16 @@ FIGURES = (
     ),
 )
 """FLUX.1 dev, all weights trained with FSDP on eight GPUs from encodings; nothing recomputed or compiled."""
+
+
+_ENVIRONMENT = {
+    "GPU_MAX_HW_QUEUES": "8",
+    "TORCH_NCCL_HIGH_PRIORITY": "0",
+    "ROCBLAS_USE_HIPBLASLT": "1",
+    "DISABLE_ADDMM_CUDA_LT": "0",
+    "HIP_FORCE_DEV_KERNARG": "1",
+}
+"""Of FluxBenchmark's published commands."""
 
 
 def published(config: RunConfig, setting: Setting) -> list[Published]:
