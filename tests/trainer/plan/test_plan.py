@@ -174,6 +174,23 @@ def test_fp8_is_a_fraction_of_its_own_peak() -> None:
         make_plan(make_config(precision={"fp8": "rowwise"}), 1, 8, "MI250X")
 
 
+@pytest.mark.parametrize(("gpu", "peak"), [("MI300X", 163.4), ("MI355X", 157.3), ("H100", 66.9)])
+def test_float32_is_a_fraction_of_its_own_peak(gpu: str, peak: float) -> None:
+    plain, whole = (
+        make_plan(make_config(precision={"compute": compute}), 8, 8, gpu)
+        for compute in ("bfloat16", "float32")
+    )
+    assert whole.samples_per_second == pytest.approx(
+        64 * peak * 1e12 * 0.3 / whole.flops_per_sample
+    )
+    assert plain.seconds is not None
+    assert whole.seconds == pytest.approx(plain.seconds * GPUS[gpu].peak_flops / (peak * 1e12))
+    text = render(whole)
+    assert f"Assumed: 30% of the {gpu}'s dense float32 peak (the default)" in text
+    assert "Assumed: float32 products as torch computes them, not in TF32." in text
+    assert "float32 products" not in render(plain)
+
+
 def test_the_table_says_what_is_trained_and_what_is_frozen() -> None:
     whole = render(make_plan(make_config("dev-finetune"), 1, 8, "MI300X"))
     assert "11,901,408,320  all trained" in whole

@@ -165,7 +165,8 @@ def test_a_record_names_the_peak_or_says_that_it_is_unknown(run: Run, tmp_path: 
     [
         ("NVIDIA H200", "bfloat16", "H200 dense bfloat16 989.4 TFLOP/s"),
         ("AMD Instinct MI300X VF", "bfloat16", "MI300X dense bfloat16 1307.4 TFLOP/s"),
-        ("NVIDIA H200", "float32", "None"),
+        ("NVIDIA H200", "float32", "H200 dense float32 66.9 TFLOP/s"),
+        ("NVIDIA H200", "float16", "None"),
         ("NVIDIA H200", "fp8", "H200 dense fp8 1978.9 TFLOP/s"),
         ("AMD Instinct MI250X", "fp8", "None"),
         ("NVIDIA H100 PCIe", "bfloat16", "None"),

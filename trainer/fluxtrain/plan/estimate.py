@@ -122,8 +122,8 @@ class Plan(BaseModel):
     """Encoded sample in bfloat16: text tokens, pooled vector, mean and log-variance of the latents."""
     mfu: float | None
     """Assumed or measured fraction of the dense peak (model FLOPs utilization)."""
-    mfu_dtype: Literal["bfloat16", "fp8"]
-    """Whose peak that is: fp8 if the linear layers compute in it."""
+    mfu_dtype: Literal["bfloat16", "float32", "fp8"]
+    """Whose peak that is: fp8 if the linear layers compute in it, else ``precision.compute``."""
     measured: str | None
     """What was measured, if the throughput is not assumed."""
     samples_per_second: float | None
@@ -259,7 +259,7 @@ def make_plan(
         disk_bytes=checkpoint * (config.checkpoint.keep + 1),
         data_bytes_per_sample=_sample_bytes(config),
         mfu=mfu,
-        mfu_dtype="bfloat16" if config.precision.fp8 == "none" else "fp8",
+        mfu_dtype=config.precision.compute if config.precision.fp8 == "none" else "fp8",
         measured=found.source if found else None,
         samples_per_second=rate,
         steps=steps,
@@ -298,7 +298,8 @@ def _peak(gpu: Gpu, config: RunConfig) -> float:
     """Return the dense FLOP/s of ``gpu`` in the type of the linear layers."""
     fp8 = config.precision.fp8
     if fp8 == "none":
-        return gpu.peak_flops
+        own = gpu.float32_flops if config.precision.compute == "float32" else None
+        return own or gpu.peak_flops
     if gpu.fp8_flops is None:
         text = f"{gpu.name} has no fp8 matrix products; use none"
         raise ConfigError("spec.run.precision.fp8", fp8, text)

@@ -312,12 +312,14 @@ def _assumptions(plan: Plan) -> list[str]:
         )
         lines.append(f"Measured {plan.measured}{text}.")
     elif plan.mfu is not None:
-        usual = DEFAULT_MFU if plan.mfu_dtype == "bfloat16" else DEFAULT_FP8_MFU
+        usual = DEFAULT_FP8_MFU if plan.mfu_dtype == "fp8" else DEFAULT_MFU
         default = " (the default)" if plan.mfu == usual else ""
         lines.append(
             f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak{default}; "
             "--gpu, --mfu and --measured change it."
         )
+    if plan.mfu_dtype == "float32" and plan.mfu is not None:
+        lines.append("Assumed: float32 products as torch computes them, not in TF32.")
     if plan.gpu is not None:
         lines.append(
             f"Assumed: a micro batch fits if the total is below {USABLE:.0%} of the memory."

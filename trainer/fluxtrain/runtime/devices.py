@@ -34,34 +34,48 @@ class Gpu:
     """Dense fp8 FLOP/s; None if it has no fp8."""
     memory_bytes: int
     """What the driver reports."""
+    float32_flops: float | None = None
+    """Float32 FLOP/s of matrix products, not in TF32, which torch uses only where it is allowed."""
 
 
-_ROWS: list[tuple[str, float, float | None, int]] = [
-    ("MI250X", 191.5, None, 65_520),  # a die of two, which torch and Kubernetes count as a GPU
-    ("MI300A", 980.6, 1961.2, 131_056),  # shared with the CPU
-    ("MI300X", 1307.4, 2614.9, 196_592),
-    ("MI308X", 344.0, 688.1, 196_592),  # an estimate: 80 of the MI300X's 304 compute units
-    ("MI325X", 1307.4, 2614.9, 262_128),
-    ("MI350X", 2306.9, 4613.7, 294_896),
-    ("MI355X", 2516.6, 5033.0, 294_896),
-    ("H100", 989.4, 1978.9, 81_559),
-    ("H200", 989.4, 1978.9, 143_771),
-    ("B200", 2250.0, 4500.0, 183_359),
-    ("GB200", 2500.0, 5000.0, 189_471),
-    ("GB300", 2500.0, 5000.0, 274_658),  # the data sheet's 288e9 bytes, a lower bound
-    ("RX 7900 XTX", 122.8, None, 24_560),
-    ("RX 9070 XT", 194.6, 389.3, 16_304),
-    ("W7900", 122.6, None, 46_064),  # with ECC, the default
-    ("Strix Halo", 59.4, None, 98_304),  # the most of the machine's memory that a BIOS gives it
-    ("RTX 4090", 165.2, 330.3, 24_564),  # sums in float32, as those of the next
-    ("RTX 5090", 209.5, 419.0, 32_607),
+_ROWS: list[tuple[str, float, float | None, float, int]] = [
+    (
+        "MI250X",
+        191.5,
+        None,
+        47.9,
+        65_520,
+    ),  # a die of two, which torch and Kubernetes count as a GPU
+    ("MI300A", 980.6, 1961.2, 122.6, 131_056),  # shared with the CPU
+    ("MI300X", 1307.4, 2614.9, 163.4, 196_592),
+    ("MI308X", 344.0, 688.1, 43.0, 196_592),  # an estimate: 80 of the MI300X's 304 compute units
+    ("MI325X", 1307.4, 2614.9, 163.4, 262_128),
+    ("MI350X", 2306.9, 4613.7, 144.2, 294_896),
+    ("MI355X", 2516.6, 5033.0, 157.3, 294_896),
+    ("H100", 989.4, 1978.9, 66.9, 81_559),
+    ("H200", 989.4, 1978.9, 66.9, 143_771),
+    ("B200", 2250.0, 4500.0, 75.0, 183_359),
+    ("GB200", 2500.0, 5000.0, 80.0, 189_471),
+    ("GB300", 2500.0, 5000.0, 80.0, 274_658),  # the data sheet's 288e9 bytes, a lower bound
+    ("RX 7900 XTX", 122.8, None, 61.4, 24_560),
+    ("RX 9070 XT", 194.6, 389.3, 48.7, 16_304),
+    ("W7900", 122.6, None, 61.3, 46_064),  # with ECC, the default
+    (
+        "Strix Halo",
+        59.4,
+        None,
+        29.7,
+        98_304,
+    ),  # the most of the machine's memory that a BIOS gives it
+    ("RTX 4090", 165.2, 330.3, 82.6, 24_564),  # sums in float32, as those of the next
+    ("RTX 5090", 209.5, 419.0, 104.8, 32_607),
 ]
-"""Name, dense bfloat16 and fp8 in TFLOP/s, memory in MiB as the driver reports it."""
+"""Name, dense bfloat16, fp8 and float32 in TFLOP/s, memory in MiB as the driver reports it."""
 _OTHER_NAMES = {"8060S": "Strix Halo"}
 """What drivers call a GPU, and what the table does."""
 GPUS = {
-    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, memory * _MEBI)
-    for name, peak, fp8, memory in _ROWS
+    name: Gpu(name, peak * _TERA, fp8 and fp8 * _TERA, memory * _MEBI, float32 * _TERA)
+    for name, peak, fp8, float32, memory in _ROWS
 }
 
 
@@ -99,12 +113,13 @@ class Peak:
 def find_peak(device_name: str, dtype: str) -> Peak | None:
     """Return the dense peak of the torch device ``device_name``; None if it is unknown.
 
-    ``dtype`` is bfloat16 or fp8; peaks of others are not in the table.
+    ``dtype`` is bfloat16, float32 or fp8; peaks of others are not in the table.
     """
     gpu = find_device(device_name)
     if gpu is None:
         return None
-    flops = {"bfloat16": gpu.peak_flops, "fp8": gpu.fp8_flops}.get(dtype)
+    peaks = {"bfloat16": gpu.peak_flops, "fp8": gpu.fp8_flops, "float32": gpu.float32_flops}
+    flops = peaks.get(dtype)
     return None if flops is None else Peak(gpu.name, dtype, flops)
 
 
