@@ -70,6 +70,40 @@ def test_the_table_has_both_times_and_both_costs(capsys: pytest.CaptureFixture[s
     )
 
 
+def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    fits, training, target, empty, *_ = plan(capsys, "--gpu-hour=2.5").splitlines()
+    assert fits == "Fits: 50.2 GiB of 192 GiB (26%) of each of 64 × MI300X."
+    assert training == "Training: 3.5 h, for 555."
+    assert target.startswith("To MLPerf's target: 98 min, for 2")
+    assert empty == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (
+            ["--parallel.micro_batch_size=8", "--gpu=rtx4090"],
+            "No one change of its settings makes it fit.",
+        ),
+        (["--parallel.micro_batch_size=8", "--gpu=h100"], "To fit: --parallel.micro_batch_size="),
+    ],
+)
+def test_what_does_not_fit_names_one_change_that_does(
+    options: list[str], remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    spec = "{nodes: {min: 1, max: 1}, gpusPerNode: 1, run: {preset: dev-lora}}"
+    head = "apiVersion: fluxtrain.dev/v1alpha1\nkind: FluxTraining\nmetadata: {name: a}\nspec: "
+    file.write_text(head + spec)
+    wide = ["--data.image_size=1024", "--schedule.global_batch_size=64"]
+    first = plan(capsys, *wide, *options, file=file).splitlines()[0]
+    assert first.startswith("DOES NOT FIT: ")
+    assert remedy in first
+    if change := first.partition("To fit: ")[2].rstrip("."):
+        given = [each for each in options if each.partition("=")[0] != change.partition("=")[0]]
+        assert plan(capsys, *wide, *given, change, file=file).startswith("Fits: ")
+
+
 @pytest.mark.parametrize(
     ("batch", "origin"),
     [

@@ -214,10 +214,8 @@ def add_command(
     description: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
-    texts = (
-        {"description": description} if help is None else {"help": help, "description": description}
-    )
-    parser = commands.add_parser(name, allow_abbrev=False, **texts)
+    texts: dict[str, Any] = {} if help is None else {"help": help}
+    parser = commands.add_parser(name, allow_abbrev=False, description=description, **texts)
     parser.set_defaults(action=action)
     return parser
 

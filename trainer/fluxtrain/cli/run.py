@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -485,7 +486,7 @@ def _next_steps(
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from fluxtrain.mlperf.rcp import reference_mean
-    from fluxtrain.plan.estimate import MeasuredSpeeds, make_plan
+    from fluxtrain.plan.estimate import MeasuredSpeeds, fitting_change, make_plan
     from fluxtrain.plan.pictures import plan_pictures
     from fluxtrain.plan.table import render
 
@@ -500,11 +501,12 @@ def print_plan(arguments: argparse.Namespace) -> int:
         _refuse(arguments, ("mfu", "measured", "gpu_hour"), text)
         return _verify(config, *size, arguments.gpu, as_json=arguments.json)
     limit = job.spec.resources.limits.memory
-    plan = make_plan(
-        config,
-        *size,
-        arguments.gpu,
-        arguments.mfu,
+    planned = partial(
+        make_plan,
+        nodes=size[0],
+        gpus_per_node=size[1],
+        gpu=arguments.gpu,
+        mfu=arguments.mfu,
         fewest_nodes=job.spec.nodes.min,
         memory_limit=None if limit is None else int(amount(limit)),
         measured=MeasuredSpeeds(arguments.measured) if arguments.measured else None,
@@ -512,7 +514,11 @@ def print_plan(arguments: argparse.Namespace) -> int:
         target=reference_mean(config),
         gpu_hour=arguments.gpu_hour,
     )
-    print(json.dumps(plan.model_dump(), indent=2) if arguments.json else render(plan))
+    plan = planned(config)
+    if arguments.json:
+        print(json.dumps(plan.model_dump(), indent=2))
+        return EXIT_OK
+    print(render(plan, None if plan.fits is not False else fitting_change(config, planned)))
     return EXIT_OK
 
 

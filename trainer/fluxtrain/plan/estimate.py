@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.data import PIXELS_PER_LATENT
+from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.precision import Precision
+from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.setting import Setting
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError, DataError
@@ -272,6 +275,19 @@ def make_plan(
         target_seconds=to_target,
         target_cost=price and to_target and price * to_target,
     )
+
+
+def fitting_change(config: RunConfig, plan: Callable[[RunConfig], Plan]) -> str | None:
+    """Return the first option with which ``config``, which does not fit, would; None if none alone does."""
+    changes = [f"--parallel.micro_batch_size={plan(config).largest_micro_batch}"]
+    changes += ["--parallel.dp_replicate=1", "--parallel.activation_checkpointing=1.0"]
+    changes += [f"--parallel.offload_blocks={config.model.num_blocks}"]
+    for change in changes:
+        with suppress(ConfigError):  # not of this run, or not of this preset
+            run = merge(config.model_dump(mode="json"), parse_overrides([change]))
+            if plan(resolve(run)).fits:
+                return change
+    return None
 
 
 def _on_cpus(config: RunConfig) -> RunConfig:

@@ -14,8 +14,11 @@ from fluxtrain.train.micro_batch import USABLE
 Row = tuple[str, str, str]  # name, value, remark
 
 
-def render(plan: Plan) -> str:
-    """Return ``plan`` as aligned rows under headings, followed by its assumptions."""
+def render(plan: Plan, change: str | None = None) -> str:
+    """Return the answer, ``plan`` as aligned rows under headings, and its assumptions.
+
+    With the option ``change`` it would fit.
+    """
     sections = [
         ("model", _model(plan)),
         ("one step", _step(plan)),
@@ -25,7 +28,35 @@ def render(plan: Plan) -> str:
     ]
     if plan.pictures is not None:
         sections.append(("pictures", _pictures(plan.pictures, plan.global_batch_size)))
-    return "\n".join([*aligned(sections), "", *_assumptions(plan)])
+    return "\n".join([*_answer(plan, change), "", *aligned(sections), "", *_assumptions(plan)])
+
+
+def _answer(plan: Plan, change: str | None) -> list[str]:
+    total, room = plan.memory_bytes_per_gpu.total, plan.gpu_memory_bytes
+    ranks = f"{plan.num_ranks} × {plan.gpu or 'CPU process'}"
+    if room is None:
+        lines = [f"Memory: {_gib(total)} of each of {ranks}."]
+    else:
+        full = f"{_gib(total)} of {_gib(room)} ({total / room:.0%}) of each of {ranks}"
+        remedy = f"To fit: {change}" if change else "No one change of its settings makes it fit"
+        lines = [f"Fits: {full}." if plan.fits else f"DOES NOT FIT: {full}. {remedy}."]
+    for what, seconds, cost in (
+        ("Training", plan.seconds, plan.cost),
+        ("To MLPerf's target", plan.target_seconds, plan.target_cost),
+    ):
+        if seconds is not None:
+            price = "" if cost is None else f", for {cost:,.0f}"
+            lines.append(f"{what}: {duration(seconds)}{price}.")
+    return lines
+
+
+def _gib(num_bytes: float) -> str:
+    """Return ``num_bytes`` in GiB, with three digits."""
+    return f"{_digits(num_bytes / 2**30)} GiB"
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def aligned(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
@@ -138,16 +169,16 @@ def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
     frozen = "frozen as computed with, adapters " if _has_adapters(plan) else ""
     return [
-        ("weights", binary(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
+        ("weights", _gib(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
         (
             "gradients",
-            binary(parts.gradients),
+            _gib(parts.gradients),
             f"{plan.weight_dtype}, this rank's shard, as far as reduced at the peak",
         ),
-        ("optimizer", binary(parts.optimizer), "its state, float32, this rank's shard"),
+        ("optimizer", _gib(parts.optimizer), "its state, float32, this rank's shard"),
         (
             "gathered blocks",
-            binary(parts.gathered),
+            _gib(parts.gathered),
             (
                 "weights of the current and the next"
                 if plan.reshards_after_forward
@@ -157,11 +188,11 @@ def _memory(plan: Plan) -> list[Row]:
         ),
         (
             "activations",
-            binary(parts.activations),
+            _gib(parts.activations),
             f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
         ),
         *_beside_the_model(plan),
-        ("total", binary(parts.total), _fit(plan)),
+        ("total", _gib(parts.total), _fit(plan)),
     ]
 
 
@@ -170,13 +201,13 @@ def _beside_the_model(plan: Plan) -> list[Row]:
     rows = []
     if parts.encoders:
         text = "text encoders and autoencoder, frozen, of FLUX.1's published sizes"
-        rows.append(("encoders", binary(parts.encoders), text))
+        rows.append(("encoders", _gib(parts.encoders), text))
     if parts.copied_ahead:
         text = "the next micro batch, and the first of an evaluation if there are any"
-        rows.append(("copied ahead", binary(parts.copied_ahead), text))
+        rows.append(("copied ahead", _gib(parts.copied_ahead), text))
     if parts.offload_buffers:
-        text, host = "of two offloaded blocks", binary(plan.offloaded_bytes_per_node)
-        rows.append(("offload buffers", binary(parts.offload_buffers), text))
+        text, host = "of two offloaded blocks", _gib(plan.offloaded_bytes_per_node)
+        rows.append(("offload buffers", _gib(parts.offload_buffers), text))
         rows.append(("on the host", host, f"page-locked, in each node{_host_fit(plan)}"))
     return rows
 
@@ -185,13 +216,13 @@ def _host_fit(plan: Plan) -> str:
     limit = plan.memory_limit_bytes
     if limit is None or plan.offloaded_bytes_per_node <= limit:
         return ""
-    return f": DO NOT FIT in limits.memory, {binary(limit)}"
+    return f": DO NOT FIT in limits.memory, {_gib(limit)}"
 
 
 def _fit(plan: Plan) -> str:
     if plan.gpu_memory_bytes is None:
         return ""
-    of = f"of {binary(plan.gpu_memory_bytes)}"
+    of = f"of {_gib(plan.gpu_memory_bytes)}"
     if plan.fits:
         return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
     if plan.largest_micro_batch:
@@ -213,7 +244,7 @@ def _time(plan: Plan) -> list[Row]:
         return [("training", "unknown", f"{steps}; no peak is known for CPUs")]
     rate = plan.samples_per_second
     return [
-        ("throughput", f"{rate:,.1f} samples/s", f"{rate / plan.num_ranks:.2f} per GPU"),
+        ("throughput", f"{_digits(rate)} samples/s", f"{_digits(rate / plan.num_ranks)} per GPU"),
         ("training", duration(plan.seconds), steps),
         *_cost("cost", plan, plan.cost),
         *_target(plan),
@@ -250,19 +281,19 @@ def _checkpoint(plan: Plan) -> str:
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
     return [
-        ("one checkpoint", binary(plan.checkpoint_bytes), _checkpoint(plan)),
+        ("one checkpoint", _gib(plan.checkpoint_bytes), _checkpoint(plan)),
         (
             "its copy per rank",
-            binary(plan.host_bytes_per_rank),
+            _gib(plan.host_bytes_per_rank),
             "in host memory, while it is written",
         ),
-        ("snapshots", binary(plan.snapshot_bytes_per_node), _snapshots(plan)),
+        ("snapshots", _gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
         (
             "loaded batches",
-            binary(plan.loader_bytes_per_node),
+            _gib(plan.loader_bytes_per_node),
             "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead",
         ),
-        ("checkpoints", binary(plan.disk_bytes), f"{kept} kept, one being written"),
+        ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
         (
             "one encoded sample",
             decimal(plan.data_bytes_per_sample, "B"),
