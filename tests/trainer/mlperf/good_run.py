@@ -174,6 +174,21 @@ def published(size: int, evaluations: int) -> Iterator[Event]:
     )
 
 
+def complete(size: int, evaluations: int, **changed: object) -> list[Event]:
+    """Return events as `published` with the optimizer's keys, which ruleset 5.1.0 needs."""
+    events = list(published(size, evaluations))
+    at = next(n for n, event in enumerate(events) if event["key"] == "seed")
+    keys = {"opt_name": "adamw", "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.95}
+    keys |= {"opt_adamw_epsilon": 1e-08, "opt_adamw_weight_decay": 0.1}
+    keys |= {"opt_gradient_clip_norm": 1.0, "opt_base_learning_rate": 2e-4}
+    keys |= {"opt_learning_rate_warmup_steps": 0}
+    events[at:at] = [events[at] | {"key": key, "value": value} for key, value in keys.items()]
+    return [
+        event | {"value": changed[event["key"]]} if event["key"] in changed else event
+        for event in events
+    ]
+
+
 def _event(key: str, value: object, time_ms: int, **metadata: object) -> Event:
     return {
         "namespace": "",

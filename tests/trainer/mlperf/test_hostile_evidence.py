@@ -22,7 +22,8 @@ from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.implementation import ran_software
 from fluxtrain.mlperf.jobs import items
 from fluxtrain.mlperf.log_lines import MAX_BYTES, TOKEN
-from fluxtrain.mlperf.review.review import all_rule_findings, read_results, render
+from fluxtrain.mlperf.review.review import all_rule_findings, render
+from fluxtrain.mlperf.review.tree import read_results
 
 BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())
 NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, -(10**400), True, -1, 0)

@@ -18,7 +18,8 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.mlperf import RULESETS, MLPerfLog, RunFacts, check, compliance, render
 from fluxtrain.mlperf.compliance import run_tool
-from fluxtrain.mlperf.review.review import read_results, rule_findings
+from fluxtrain.mlperf.review.review import rule_findings
+from fluxtrain.mlperf.review.tree import read_results
 
 GBS = 1024
 STEPS, EVERY, LOGGED, SAVED = 1024, 256, 96, 128  # evaluated, logged and saved every so many steps

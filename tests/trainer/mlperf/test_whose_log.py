@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.trainer.mlperf.good_run import CONVERGED, Event, Evidence, published, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, Event, Evidence, complete, write_log
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
@@ -25,21 +25,6 @@ COMMANDS = ("review", "check", "campaign status")
 def write(path: Path, events: Iterable[Event]) -> Path:
     path.write_text("".join(f"{TOKEN}{json.dumps(event)}\n" for event in events))
     return path
-
-
-def complete(size: int, evaluations: int, **changed: object) -> list[Event]:
-    """Return a published log with the optimizer's keys, which ruleset 5.1.0 needs."""
-    events = list(published(size, evaluations))
-    at = next(n for n, event in enumerate(events) if event["key"] == "seed")
-    keys = {"opt_name": "adamw", "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.95}
-    keys |= {"opt_adamw_epsilon": 1e-08, "opt_adamw_weight_decay": 0.1}
-    keys |= {"opt_gradient_clip_norm": 1.0, "opt_base_learning_rate": 2e-4}
-    keys |= {"opt_learning_rate_warmup_steps": 0}
-    events[at:at] = [events[at] | {"key": key, "value": value} for key, value in keys.items()]
-    return [
-        event | {"value": changed[event["key"]]} if event["key"] in changed else event
-        for event in events
-    ]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

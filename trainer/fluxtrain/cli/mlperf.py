@@ -119,15 +119,16 @@ def check_log(arguments: argparse.Namespace) -> int:
     from fluxtrain.mlperf import check, render
     from fluxtrain.mlperf.compliance import counted, describe_fit, require_readable, require_ruleset
     from fluxtrain.mlperf.review import review as rules
+    from fluxtrain.mlperf.review.tree import fit_of, read_results
 
     require_ruleset(arguments.ruleset)
 
     require_readable(arguments.log)
-    (read,) = rules.read_results([arguments.log], arguments.ruleset)
+    (read,) = read_results([arguments.log], arguments.ruleset)
     result = check(arguments.log, read.ruleset)
     print(render(result))
     if arguments.ruleset is None:
-        print(f"ruleset {read.ruleset}: {describe_fit(rules.fit_of(read), result.success)}")
+        print(f"ruleset {read.ruleset}: {describe_fit(fit_of(read), result.success)}")
     found = list(rules.rule_findings(read.runs[0]))
     findings = rules.of_kind(found, "finding")
     if findings:
@@ -276,8 +277,9 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
     """Print what the rules find in the packaged ``result``; return whether all of it is waived."""
     from fluxtrain.mlperf.compliance import counted
     from fluxtrain.mlperf.review import review
+    from fluxtrain.mlperf.review.tree import read_results
 
-    (packaged,) = review.read_results([result], ruleset)
+    (packaged,) = read_results([result], ruleset)
     found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
     standing, waived = review.split(found, [packaged])
     findings = review.of_kind(standing, "finding")
@@ -310,10 +312,8 @@ def review_results(arguments: argparse.Namespace) -> int:
     from fluxtrain.mlperf.compliance import counted, require_ruleset
     from fluxtrain.mlperf.review.review import (
         RULES,
-        fit_of,
         number_of,
         of_kind,
-        read_results,
         render,
         render_unknowns,
         review,
@@ -321,6 +321,7 @@ def review_results(arguments: argparse.Namespace) -> int:
         split,
         unknowns,
     )
+    from fluxtrain.mlperf.review.tree import fit_of, read_results
 
     require_ruleset(arguments.ruleset)
     results = read_results(arguments.paths, arguments.ruleset)

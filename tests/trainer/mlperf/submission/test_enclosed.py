@@ -16,7 +16,8 @@ from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK
 from fluxtrain.mlperf.review.package_rules import RULES
-from fluxtrain.mlperf.review.review import all_rule_findings, read_results, result_findings
+from fluxtrain.mlperf.review.review import all_rule_findings, result_findings
+from fluxtrain.mlperf.review.tree import read_results
 
 CODE = "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
 RESULTS = "results/8xMI300X/flux1"

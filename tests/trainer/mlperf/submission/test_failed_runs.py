@@ -17,7 +17,8 @@ from fluxtrain.mlperf import campaign
 from fluxtrain.mlperf import jobs as kubectl_calls
 from fluxtrain.mlperf import jobs as output_volumes
 from fluxtrain.mlperf.evidence import FAILED_FILE
-from fluxtrain.mlperf.review.review import all_rule_findings, read_results
+from fluxtrain.mlperf.review.review import all_rule_findings
+from fluxtrain.mlperf.review.tree import read_results
 
 FAILED = {"type": "Failed", "status": "True", "reason": "ProgramFailed", "message": "of a bad node"}
 Kubectl = Callable[..., str]
