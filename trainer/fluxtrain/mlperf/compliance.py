@@ -54,14 +54,16 @@ class CheckResult:
         return bool(self.messages) and all(map(_NEVER.match, self.messages))
 
 
-def check(log: Path, ruleset: str = RULESETS[-1]) -> CheckResult:
-    """Return the result of MLCommons' compliance checker for ``log`` under ``ruleset``.
+def check(
+    log: Path, ruleset: str = RULESETS[-1], read: Sequence[LogLine] | None = None
+) -> CheckResult:
+    """Return the result of MLCommons' compliance checker for ``log``, ``read`` before or not.
 
     Raises ConfigError if the ruleset is unknown or the file is missing, empty, too large or not text.
     """
     require_ruleset(ruleset)
     require_readable(log)
-    lines = list(read_lines(log))
+    lines = list(read_lines(log)) if read is None else read
     if (finding := path_finding(lines)) is not None:
         return CheckResult(False, ruleset, log, [], [finding])
     returncode, output = _run_checker(log, ruleset)

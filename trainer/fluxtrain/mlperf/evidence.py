@@ -58,11 +58,19 @@ class Run:
 
     def all(self, *keys: str) -> list[LogLine]:
         """Return the events with these keys, in the order of the log."""
-        return [line for line in self.events if line.key in keys]
+        found = [line for key in keys for line in self._by_key.get(key, ())]
+        return found if len(keys) == 1 else sorted(found, key=lambda line: line.number)
 
     def first(self, key: str) -> LogLine | None:
         """Return the first event with the key."""
-        return next((line for line in self.events if line.key == key), None)
+        return next(iter(self._by_key.get(key, ())), None)
+
+    @cached_property
+    def _by_key(self) -> Mapping[str, Sequence[LogLine]]:
+        found: dict[str, list[LogLine]] = {}
+        for line in self.events:
+            found.setdefault(line.key, []).append(line)
+        return found
 
     def value(self, key: str) -> Any:
         """Return the value of the first event with the key, None without one."""

@@ -19,9 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from fluxtrain import __version__
 from fluxtrain.contract.process import CONFIG_FILE, ENV_FLUSHED, ENV_REVISION
@@ -34,11 +32,15 @@ from fluxtrain.contract.run.closed_division import (
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import Precision
 from fluxtrain.data.order import BatchShares
-from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.installed import packages
+
+if TYPE_CHECKING:
+    from fluxtrain.parallel.distributed import World
+
 
 NODES_KEY, SOFTWARE_KEY = "fluxtrain_nodes", "fluxtrain_software"
 PACKAGES_KEY = "fluxtrain_packages"
+NODE_KEYS = (NODES_KEY, SOFTWARE_KEY, PACKAGES_KEY)
 """Each event names its ``nodes``, such as 0-3,5 in the order of the ranks; packages fill several."""
 _POSITIONS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _MAX_CHARACTERS = 3000
@@ -81,7 +83,7 @@ def read(values: Sequence[tuple[str, Any]]) -> list[NodeRecord]:
     """Return the records in the keys and ``values`` of a log; what is no record is left out."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for key, value in values:
-        if key in (NODES_KEY, SOFTWARE_KEY, PACKAGES_KEY) and isinstance(value, dict):
+        if key in NODE_KEYS and isinstance(value, dict):
             kinds = found.setdefault(str(value.get("nodes")), {})
             told = value.get("packages") if key == PACKAGES_KEY else value
             if isinstance(told, dict):
@@ -158,6 +160,8 @@ def node_facts(ranks_per_node: int, root: Path = Path("/")) -> Facts:
 
 def machine_facts(num_ranks: int, ranks_per_node: int, root: Path = Path("/")) -> Facts:
     """Return the facts of this node, assuming equal nodes; ``root`` is the parent of /proc and /sys."""
+    import torch
+
     return {
         "number_of_nodes": str(-(-num_ranks // ranks_per_node)),
         **_processors(root),
@@ -207,6 +211,8 @@ def _memory(root: Path) -> Facts:
 
 
 def _accelerators(ranks_per_node: int) -> Facts:
+    import torch
+
     if not torch.cuda.is_available():
         return {"accelerators_per_node": "0", "accelerator_model_name": "none"}
     device = torch.cuda.get_device_properties(0)
@@ -244,6 +250,8 @@ def _operating_system(root: Path) -> str:
 
 
 def _software() -> Iterable[str]:
+    import torch  # here, as a review reads facts without it
+
     yield f"Python {platform.python_version()}"
     if torch.version.hip:
         yield f"ROCm {torch.version.hip}"

@@ -46,7 +46,15 @@ from fluxtrain.mlperf.evidence import (
     is_file,
     write_failed,
 )
-from fluxtrain.mlperf.facts import DATA_KEY, SOURCE, NodeRecord, is_source, read, source_digest
+from fluxtrain.mlperf.facts import (
+    DATA_KEY,
+    NODE_KEYS,
+    SOURCE,
+    NodeRecord,
+    is_source,
+    read,
+    source_digest,
+)
 from fluxtrain.mlperf.jobs import read_ran_job
 
 _HEAD = """\
@@ -521,7 +529,7 @@ class Software:
 
 def records(run: Run) -> list[NodeRecord]:
     """Return what the nodes of ``run`` reported."""
-    return read([(line.key, line.value) for line in run.events])
+    return read([(line.key, line.value) for line in run.all(*NODE_KEYS)])
 
 
 def reported_nodes(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:

@@ -20,7 +20,7 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fluxtrain.contract.process import CHAIN_FILE, ENV_POD_UID, MLPERF_FILE, RunPaths
 from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violation
@@ -44,10 +44,13 @@ from fluxtrain.mlperf.facts import (
 )
 from fluxtrain.mlperf.log_lines import TARGET_KEY, LogLine, read_lines
 from fluxtrain.mlperf.rcp import reference_band
-from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.files import atomic_write_by_several, sync
 from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
 from fluxtrain.state.run_state import Fence, RunState
+
+if TYPE_CHECKING:
+    from fluxtrain.parallel.distributed import World
+
 
 _SOURCES = str(Path(__file__).parents[2])
 """Removed from metadata.file, so that paths in the log are relative."""

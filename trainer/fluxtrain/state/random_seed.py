@@ -14,13 +14,17 @@ import secrets
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import LARGEST_SEED, RANDOM_SEED, RunConfig
 from fluxtrain.errors import DataError, StorageError
-from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.files import atomic_write_by_several, write_to_disk
 from fluxtrain.state.run_state import latest, read_config
+
+if TYPE_CHECKING:
+    from fluxtrain.parallel.distributed import World
+
 
 SEED_FILE = "seed"
 
