@@ -17,10 +17,12 @@ from fluxtrain.cli.arguments import Commands, path, whole_number
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from fluxtrain.mlperf.chain_verify import Head, Verdict
+    from fluxtrain.mlperf.chain_verify import Head
+    from fluxtrain.mlperf.chain_verify import Verdict as ChainVerdict
     from fluxtrain.mlperf.compliance import ToolResult
     from fluxtrain.mlperf.evidence import FailedRun
     from fluxtrain.mlperf.review.result_rules import Finding
+    from fluxtrain.mlperf.review.verdict import Verdict
 
 
 _STATUS = Path("status")
@@ -281,7 +283,7 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
 
     (packaged,) = read_results([result], ruleset)
     found = [*review.all_rule_findings(packaged), *review.tool_findings(checked, str(result))]
-    standing, waived = review.split(found, [packaged])
+    standing, waived = review.split(found, packaged)
     findings = review.of_kind(standing, "finding")
     verdict = "FAILED" if findings else "passed"
     number = counted(review.number_of(findings), "finding")
@@ -300,8 +302,13 @@ def add_review(subcommands: Commands) -> None:
         help=text,
         description="The rules of the benchmark that MLCommons' tools do not check.",
     )
-    text = "log, output folder of a run, or folder of a package; several runs are one result"
+    text = (
+        "repository of results, folder in it, log, output folder, quoted pattern; "
+        "several runs are one result"
+    )
     review.add_argument("paths", type=path, nargs="+", metavar="PATH", help=text)
+    text = "write a page for a committee: all results, curves, findings"
+    review.add_argument("--html", type=path, metavar="FILE", help=text)
     review.add_argument("--json", action="store_true", help="print JSON")
     add_ruleset(review)
     review.set_defaults(action=review_results)
@@ -309,58 +316,47 @@ def add_review(subcommands: Commands) -> None:
 
 def review_results(arguments: argparse.Namespace) -> int:
     """Print findings, notes and unknowns; return 0 only if there are no findings."""
-    from fluxtrain.mlperf.compliance import counted, require_ruleset
-    from fluxtrain.mlperf.review.review import (
-        RULES,
-        number_of,
-        of_kind,
-        render,
-        render_unknowns,
-        review,
-        rulesets,
-        split,
-        unknowns,
-    )
-    from fluxtrain.mlperf.review.tree import fit_of, read_results
+    from fluxtrain.mlperf.compliance import require_ruleset
+    from fluxtrain.mlperf.review.committee import write_page
+    from fluxtrain.mlperf.review.tree import find
+    from fluxtrain.mlperf.review.verdict import judge, told
 
     require_ruleset(arguments.ruleset)
-    results = read_results(arguments.paths, arguments.ruleset)
-    standing, waived = split(review(results), results)
-    findings, notes = of_kind(standing, "finding"), of_kind(standing, "note")
-    unknown = list(unknowns(results))
+    tree = find(arguments.paths)
+    verdicts = list(judge(tree.places, arguments.ruleset))
+    if arguments.html is not None:
+        write_page(arguments.html, verdicts, tree.describe_others())
     if arguments.json:
-        kinds = {"findings": findings, "notes": notes, "unknowns": unknown, "waived": waived}
-        told = {
-            "passed": not findings,
-            "results": [
-                {
-                    "name": one.name,
-                    "logs": len(one.runs),
-                    "ruleset": one.ruleset,
-                    "needs": fit_of(one),
-                }
-                for one in results
-            ],
-            **{kind: [asdict(each) for each in found] for kind, found in kinds.items()},
-        }
-        print(json.dumps(told, indent=1))
-        return EXIT_ERROR if findings else EXIT_OK
-    logs = counted(sum(len(result.runs) for result in results), "log")
-    if findings:
-        print(f"FAILED: {counted(number_of(findings), 'finding')} in {logs}")
-        print(render(findings))
+        print(json.dumps(told(verdicts, tree), indent=1))
     else:
-        used = " and ".join(sorted({result.ruleset for result in results}))
-        print(f"PASSED: {len(RULES)} rules, {logs}, ruleset {used}")
-    if arguments.ruleset is None:
-        print(rulesets(results, findings))
-    _print_notes(notes)
-    if unknown:
-        print(render_unknowns(unknown))
-    if waived:
-        print(f"waived by the submitter: {counted(number_of(waived), 'finding')}")
-        print(render(waived))
-    return EXIT_ERROR if findings else EXIT_OK
+        _print_verdicts(verdicts, tree.describe_others(), arguments.ruleset is None)
+    return EXIT_ERROR if any(each.findings for each in verdicts) else EXIT_OK
+
+
+def _print_verdicts(verdicts: Sequence[Verdict], left_out: str, inferred: bool) -> None:
+    from fluxtrain.mlperf.compliance import counted
+    from fluxtrain.mlperf.review import review
+    from fluxtrain.mlperf.review.verdict import headline, table
+
+    several = len(verdicts) > 1
+    print(headline(verdicts))
+    if left_out:
+        print(left_out)
+    if several:
+        print(f"{table(verdicts)}\n")
+    for each in verdicts:
+        if several or each.in_package:
+            print(each.found)
+        if each.findings:
+            print(review.render(each.findings))
+        _print_notes(each.notes)
+        if each.waived:
+            print(f"waived by the submitter: {counted(review.number_of(each.waived), 'finding')}")
+            print(review.render(each.waived))
+    if inferred:
+        print(review.grouped({each.name: each.fits for each in verdicts}))
+    if unknown := [finding for each in verdicts for finding in each.unknowns]:
+        print(review.render_unknowns(unknown))
 
 
 def add_verify(subcommands: Commands) -> None:
@@ -419,7 +415,7 @@ def _heads(file: Path) -> list[Head]:
     return read_heads(job)
 
 
-def _text(verdict: Verdict) -> str:
+def _text(verdict: ChainVerdict) -> str:
     lines = [f"found: {text}" for text in verdict.findings]
     lines += [f"note: {text}" for text in verdict.notes]
     result = verdict.result

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.compliance import ToolResult, check, describe_fit, sanitize
+from fluxtrain.mlperf.compliance import ToolResult, check, sanitize
 from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.rcp import NUM_RUNS
 from fluxtrain.mlperf.review import package_rules, plausibility, result_rules, run_rules
 from fluxtrain.mlperf.review.result_rules import EVIDENCE, Finding, Kind, Rule
-from fluxtrain.mlperf.review.tree import fit_of
 
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
@@ -51,7 +50,7 @@ def tool_findings(tools: Iterable[ToolResult], place: str) -> Iterator[Finding]:
 
 def compliance_findings(run: Run, ruleset: str, may_miss: bool = False) -> Iterator[Finding]:
     """Yield what MLCommons' compliance checker says, warnings too, but for a target that may be missed."""
-    checked = check(run.log, ruleset)
+    checked = check(run.log, ruleset, run.lines)
     if may_miss and checked.only_missed:
         yield Finding(COMPLIANCE, "12", run.name, _MISSED, "", "note")
         return
@@ -60,18 +59,17 @@ def compliance_findings(run: Run, ruleset: str, may_miss: bool = False) -> Itera
         yield Finding(COMPLIANCE, "", run.name, text, "")
 
 
-def review(results: Sequence[Result]) -> Iterator[Finding]:
-    """Yield what the rules, and MLCommons' compliance checker, find in ``results``.
+def review(result: Result) -> Iterator[Finding]:
+    """Yield what the rules, and MLCommons' compliance checker, find in ``result``.
 
     Of ten runs one may miss the target: it counts as the slowest, which the mean leaves out (rules, 12).
     Raises ConfigError if the ruleset is unknown or a log cannot be read.
     """
-    for result in results:
-        lost = [run for run in result.runs if not run.succeeded]
-        for run in result.runs:
-            may_miss = [run] == lost and len(result.runs) >= NUM_RUNS
-            yield from compliance_findings(run, result.ruleset, may_miss)
-        yield from all_rule_findings(result)
+    lost = [run for run in result.runs if not run.succeeded]
+    for run in result.runs:
+        may_miss = [run] == lost and len(result.runs) >= NUM_RUNS
+        yield from compliance_findings(run, result.ruleset, may_miss)
+    yield from all_rule_findings(result)
 
 
 def all_rule_findings(result: Result) -> Iterator[Finding]:
@@ -111,11 +109,9 @@ def result_findings(result: Result) -> Iterator[Finding]:
         yield from each.findings(result, result.name, result.closed)
 
 
-def split(
-    findings: Iterable[Finding], results: Sequence[Result]
-) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings that stand, and those that a package's submitter has waived."""
-    given = [waiver for result in results for waiver in result.waivers.items()]
+def split(findings: Iterable[Finding], result: Result) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings that stand, and those that the package's submitter has waived."""
+    given = result.waivers.items()
     waived = {rule for rule, reason in given if reason.strip() and rule not in NEVER}
     found = list(findings)
     standing = [each for each in found if each.rule not in waived]
@@ -129,13 +125,17 @@ def number_of(findings: Iterable[Finding]) -> int:
 
 def render(findings: Iterable[Finding]) -> str:
     """Return the findings for a terminal: a numbered paragraph for each, with the logs that have it."""
-    lines = []
-    for number, (each, where) in enumerate(_with_places(findings).items(), 1):
+    return "\n".join(f"  {n}. {text}" for n, text in enumerate(paragraphs(findings), 1))
+
+
+def paragraphs(findings: Iterable[Finding]) -> list[str]:
+    """Return a paragraph for each finding, with the logs that have it."""
+    found = []
+    for each, where in _with_places(findings).items():
         section = f" (training rules {each.section})" if each.section else ""
         text = sanitize(each.text, _MAX_TEXT).rstrip(".")
-        paragraph = f"{each.rule}{section}: {_places(where)}{text}. {each.fix}"
-        lines.append(f"  {number}. {paragraph.rstrip()}")
-    return "\n".join(lines)
+        found.append(f"{each.rule}{section}: {_places(where)}{text}. {each.fix}".rstrip())
+    return found
 
 
 def _with_places(findings: Iterable[Finding]) -> dict[Finding, list[str]]:
@@ -154,16 +154,13 @@ def _places(names: Sequence[str]) -> str:
     return f"{shown} and {more} more: " if more > 0 else f"{shown}: "
 
 
-def rulesets(results: Iterable[Result], findings: Iterable[Finding]) -> str:
-    """Return which rulesets the logs pass and what others need, a line for each different answer."""
-    refused = {each.place for each in findings if each.rule == COMPLIANCE}
-    told: dict[str, list[str]] = {}
-    for result in results:
-        passed = not any(run.name in refused for run in result.runs)
-        text = f"ruleset {result.ruleset}: {describe_fit(fit_of(result), passed)}"
-        told.setdefault(text, []).append(sanitize(result.name))
-    names = {text: _places(where) if len(told) > 1 else "" for text, where in told.items()}
-    return "\n".join(f"{names[text]}{text}" for text in told)
+def grouped(texts: Mapping[str, str]) -> str:
+    """Return the texts, each once, with the names of the results that have it if there are several."""
+    names: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(sanitize(name))
+    several = len(names) > 1
+    return "\n".join(f"{_places(where) if several else ''}{text}" for text, where in names.items())
 
 
 def parse(texts: Iterable[str]) -> dict[str, str]:

@@ -1,0 +1,163 @@
+"""The review of several results: a table, findings of each, JSON, a page, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from tests.trainer.mlperf.trees.submitters import SUBMITTERS, log, write_result, write_tree
+
+from fluxtrain.cli import main
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from fluxtrain.mlperf.log_lines import TOKEN
+from fluxtrain.mlperf.review.tree import find
+from fluxtrain.mlperf.review.verdict import Verdict, judge
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&\x1b[31m"
+VOID = {"meta", "br", "img", "line", "polyline", "path"}
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    write_tree(root, (2, 1, 1, 1, 1))
+    return root
+
+
+def test_honest_results_have_no_finding_and_at_most_one_note(repository: Path) -> None:
+    verdicts = list(judge(find([repository]).places, None))
+    assert {each.row[0] for each in verdicts} == set(SUBMITTERS)
+    for each in verdicts:
+        assert not each.findings
+        assert len(each.notes) <= 1
+        assert each.row[2:8] == ("closed", "6.0.0", "29.51", "7,438,336", "10/10", "accepted")
+
+
+def test_several_results_are_a_table_with_the_findings_of_each_below(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, evaluations in (("fast", [20] * 10), ("few", [27, 28])):
+        write_result(tmp_path / "Thorn", name, 77_000, evaluations, code=None)
+    code = main(["mlperf", "review", str(repository / "closed/Alder"), str(tmp_path / "Thorn")])
+    assert code == EXIT_ERROR
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "FAILED: 4 findings in 32 logs"
+    heading = lines[1].split()
+    assert heading[:5] == ["ORGANISATION", "SYSTEM", "DIVISION", "RULESET", "MINUTES"]
+    rows = {tuple(line.split()[:2]): line.split()[4:] for line in lines[2:6]}
+    assert rows["Alder", "box.n1"] == ["29.51", "7,438,336", "10/10", "accepted", "0", "0"]
+    assert rows["Thorn", "fast"] == ["20.80", "5,242,880", "10/10", "refused", "2", "0"]
+    assert rows["Thorn", "few"] == ["-", "-", "2/2", "-", "2", "0"]
+    below = lines.index("Thorn/few: 2 logs, description yes, code none")
+    assert "ten-runs" in "\n".join(lines[below:])
+    assert "ten-runs" not in "\n".join(lines[:below])
+
+
+def test_a_waiver_of_one_result_is_not_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("one", "two")):
+        write_result(tmp_path / "Thorn", name, 77_000 + 1000 * number, [20] * 10)
+    code = tmp_path / "Thorn/benchmarks/flux1/implementations/one_pytorch"
+    (code / "waivers.json").write_text('{"converges-as-the-reference": "a reason"}')
+    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_ERROR
+    output = capsys.readouterr().out
+    assert output.startswith("FAILED: 1 finding in 20 logs")
+    assert "waived by the submitter: 1 finding" in output
+
+
+def test_advice_on_code_names_our_command_for_our_packages_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_result(tmp_path / "Thorn", "box", code=None)
+    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_ERROR
+    output = capsys.readouterr().out
+    assert "code none" in output
+    assert "code-is-enclosed" in output
+    assert "fluxtrain" not in output.split("code-is-enclosed")[1].splitlines()[0]
+
+
+def test_json_has_the_row_of_each_result_and_whose_each_finding_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_result(tmp_path / "Thorn", "box", evaluations=[27, 28])
+    assert main(["mlperf", "review", str(folder), "--json"]) == EXIT_ERROR
+    told = json.loads(capsys.readouterr().out)
+    assert told["results"][0]["row"]["converged"] == "2/2"
+    assert {each["result"] for each in told["findings"]} == {str(folder)}
+
+
+class Tags(HTMLParser):
+    """The tags of a page, which must be balanced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.seen = list[str](), list[str]()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.seen.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_page_shows_each_result_and_escapes_what_logs_say(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_result(tmp_path / "Th<b>orn", "box", 77_000)
+    for number, path in enumerate(folder.iterdir()):
+        events = log("Th<b>orn", HOSTILE, 77_000 + number, 20)
+        for event in events:
+            if event["key"] in ("submission_division", "seed", "target_accuracy"):
+                event["value"] = HOSTILE.replace("/", "") if number else event["value"]
+        path.write_text("".join(f"{TOKEN}{json.dumps(event)}\n" for event in events))
+    (folder / "result_0.txt").rename(folder / "result_<i>0.txt")
+    page = tmp_path / "page.html"
+    paths = [str(repository), str(tmp_path)]
+    assert main(["mlperf", "review", *paths, "--html", str(page)]) == EXIT_ERROR
+    assert "\x1b" not in capsys.readouterr().out
+    tags = Tags()
+    tags.feed(text := page.read_text())
+    assert tags.open == []
+    assert tags.seen.count("section") == tags.seen.count("svg") == 7
+    assert (tags.seen.count("script"), "img" in tags.seen, "b" in tags.seen) == (1, False, False)
+    assert "mean of the reference" in text
+    assert "http" not in text.replace('http-equiv="Content-Security-Policy"', "")
+    assert "same-submission" in text
+    page.unlink()
+    page.mkdir()
+    code = main(["mlperf", "review", str(repository / "Elder"), "--html", str(page)])
+    assert code not in (EXIT_OK, EXIT_ERROR)
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_log_that_cannot_be_read_is_named_from_any_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for system in ("one", "two"):
+        write_result(tmp_path / "Thorn", system, evaluations=[3])
+    (tmp_path / "Thorn/systems/two.json").write_text("{")
+    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "two.json: is not JSON" in line
+
+
+def test_the_logs_of_a_result_are_gone_after_its_verdict(repository: Path) -> None:
+    (verdict,) = judge(find([repository / "Elder"]).places, None)
+    assert isinstance(verdict, Verdict)
+    assert len(verdict.curves) == 10
+    assert all(len(points) == int(points[-1][0] // 262_144) for _, points in verdict.curves)
+
+
+def test_a_review_does_not_load_torch() -> None:
+    code = "import sys, fluxtrain.mlperf.review.committee; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
