@@ -118,7 +118,8 @@ def test_a_folder_that_cannot_be_read_is_named(
         return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", refuse)
-    for command in (["review"], ["package"], ["campaign", "status"]):
+    log = str(run / "mlperf.log")
+    for command in (["review", log], ["review"], ["package"], ["campaign", "status"]):
         assert main(["mlperf", *command, str(run)]) == EXIT_USAGE
         assert "cannot be read (Permission denied)" in capsys.readouterr().err
     assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_USAGE, "nor left out"

@@ -92,8 +92,8 @@ def find(paths: Iterable[Path]) -> Tree:
     """
     runs, folders, others = dict[Path, tuple[str, Path]](), dict[Path, Path](), set[Path]()
     for path in _expanded(paths):
-        found, left = _folders(path)
         logs = {str(log if is_file(path) else log.parent): log for log in _runs(path)}
+        found, left = _folders(path)
         if not (found or left or logs):
             text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
             raise ConfigError("PATH", str(path), text)
@@ -130,7 +130,7 @@ def whose(result: Result) -> tuple[str, str]:
 
 def _expanded(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
-        if path.exists() or not glob.has_magic(str(path)):
+        if not glob.has_magic(str(path)) or path.exists():
             yield path
             continue
         matches = [Path(each) for each in sorted(glob.glob(str(path), recursive=True))]
