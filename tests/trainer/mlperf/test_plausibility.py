@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, published, write_log
+from tests.trainer.mlperf.good_run import (
+    CONVERGED,
+    Evidence,
+    good_run,
+    loss_after,
+    published,
+    write_log,
+)
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
@@ -38,10 +46,32 @@ def a_clock_at_half_speed(run: Evidence) -> None:
 
 def evaluations_in_a_second(run: Evidence) -> None:
     for number in range(len(run.all("eval_start"))):
-        shift(run, run.at("eval_accuracy", number), -3_400)
+        shift(run, run.at("eval_accuracy", number), -1_200)
     for event in run.all("tracked_stats"):
         if "validation_time" in event["value"]:
             event["value"]["validation_time"] = 1.0
+
+
+def blocks_in_half_the_time(run: Evidence) -> None:
+    for number in range(len(run.all("block_start"))):
+        shift(run, run.at("block_start", number) + 1, -29_000)
+
+
+def a_clock_without_its_measures(run: Evidence) -> None:
+    """One evaluation's own time is removed, and the rest halved."""
+    run.events.remove(run.all("tracked_stats")[2])
+    a_clock_at_half_speed(run)
+
+
+def trained_before(run: Evidence) -> None:
+    """The first losses are those of a model that has been trained for 40 evaluations."""
+    for number, event in enumerate(run.all("eval_accuracy")[:-1]):
+        event["value"] = loss_after(number + 40)
+
+
+def a_last_loss_that_falls(run: Evidence) -> None:
+    for event in run.all("eval_accuracy")[:-1]:
+        event["value"] += 0.003
 
 
 def equal_losses(run: Evidence) -> None:
@@ -67,6 +97,10 @@ IMPLAUSIBLE_RUNS: list[tuple[str, Break, str]] = [
     ("a clock at half speed", a_clock_at_half_speed, "evaluations-are-as-measured"),
     ("evaluations in a second", evaluations_in_a_second, "evaluations-take-their-time"),
     ("steps twice as slow as the blocks", steps(0.23), "clock-is-of-the-steps"),
+    ("blocks in half the time", blocks_in_half_the_time, "evaluations-take-their-time"),
+    ("without one measure", a_clock_without_its_measures, "evaluations-are-as-measured"),
+    ("weights that were trained before", trained_before, "losses-begin-untrained"),
+    ("a last loss that falls", a_last_loss_that_falls, "target-is-reached-by-steps"),
     ("fifteen equal losses", equal_losses, "losses-change"),
     (
         "an organisation",
@@ -150,7 +184,12 @@ IMPLAUSIBLE_RESULTS: list[tuple[str, Callable[[list[Evidence]], None], str, str]
         "caches-of-each-node",
         "1 cache_clear in 1 log, such as run 0, others have 2",
     ),
-    ("half the clock", a_slow_clock, "runs-keep-one-pace", "run 2 takes 300.0 s, of the runs 600"),
+    (
+        "half the clock",
+        a_slow_clock,
+        "runs-keep-one-pace",
+        "run 2 takes 1,450.0 s, of the runs 2,900",
+    ),
     (
         "two seeds left out",
         seeds(4, 5),
@@ -191,6 +230,41 @@ def test_caches_are_compared_with_the_nodes_of_a_description() -> None:
         result = Result("result", runs, description={"number_of_nodes": nodes})
         found = list(plausibility.caches_of_each_node.findings(result, "", closed=True))
         assert len(found) == count
+
+
+def test_a_run_faster_than_all_of_the_reference_has_a_note() -> None:
+    rule = plausibility.runs_need_as_many_samples
+    for evaluations, count in ((27, 0), (24, 1)):
+        result = Result("", [stranger(512, evaluations).run("run 0")], ruleset="6.1.0")
+        found = [each.text for each in rule.findings(result, "", closed=True)]
+        assert len(found) == count
+    assert "run 0 reached the target after 6,291,456 samples; the reference's runs" in found[0]
+    assert list(rule.findings(replace(result, runs=[stranger(8192, 9).run()]), "", True)) == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "text"),
+    [
+        ("18xNODE", ""),
+        ("4xNVIDIA GB200", ""),
+        ("72xGB200", ""),
+        ("NVIDIA DGX GB200", ""),
+        ("of-many-9xMI", ""),
+        ("16xNVIDIA GB200", "16 of something"),
+        ("18xNVIDIA GB300", "GB300"),
+        (7, ""),
+    ],
+)
+def test_a_platform_is_of_the_description(platform: object, text: str) -> None:
+    run = stranger()
+    run.one("submission_platform")["value"] = platform
+    model = "NVIDIA Blackwell GPU (GB200)"
+    told = {"number_of_nodes": "18", "accelerators_per_node": "4", "accelerator_model_name": model}
+    result = Result("", [run.run()], description=told)
+    found = list(plausibility.platform_is_of_the_description.findings(result, "", True))
+    assert [each.kind for each in found] == ["note"] * bool(text)
+    assert all(text in each.text for each in found)
+    assert not list(plausibility.platform_is_of_the_description.check(Result("", [run.run()])))
 
 
 def test_json_has_three_kinds_and_notes_do_not_fail(

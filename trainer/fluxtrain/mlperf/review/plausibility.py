@@ -11,9 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
 from statistics import mean, median
+from typing import Any
 
+from fluxtrain.contract.run.presets import MLPERF_VALIDATION_SET
 from fluxtrain.mlperf.compliance import counted
 from fluxtrain.mlperf.evidence import Result, Run, count_of
+from fluxtrain.mlperf.log_lines import is_number
+from fluxtrain.mlperf.rcp import reference_point
 from fluxtrain.mlperf.review.result_rules import Rule, measured, rule, rules_in
 from fluxtrain.mlperf.review.run_rules import QUALITY, RUN_RESULTS, cadence
 
@@ -21,7 +25,12 @@ _ASK = "Ask for the original log and the cause."
 _LEAST_MS = 10_000
 """Shorter blocks are not compared: the shortest published one has 15 s."""
 _PACE, _STEPS, _MEASURED, _MEASURED_MS = 0.1, 0.25, 0.05, 50
-_SPEED, _EQUAL_LOSSES = 5.0, 3
+_SLOWEST, _FASTEST, _EQUAL_LOSSES = 2.0, 5.0, 3
+_FIRST_LOSSES = (0.668, 0.629, 0.612, 0.602, 0.594)
+_LEAST_LAST, _FALL = 10, 0.004
+_DEVIATIONS = 3.0
+_COUNTED = re.compile(r"([0-9]{1,9})x")
+_MODEL = re.compile(r"\b(?:GB|MI|B|H|A)[0-9]{2,3}[A-Z]?\b")
 _LEAST_DIFFERENCE, _LEAST_EVALUATIONS = 1e-4, 5
 _SERIES, _PAUSE = 10, 0.9
 _UNNAMED = re.compile(r"placeholder|change.?me|to.?do\b|\btbd\b|<.*>", re.IGNORECASE)
@@ -48,11 +57,8 @@ def blocks_take_their_time(run: Run) -> Iterator[str]:
 )
 def evaluations_are_as_measured(run: Run) -> Iterator[str]:
     """An evaluation takes its own `validation_time`, within 5 % and 50 ms; published: 0.3 % and 3 ms."""
-    times, told = _times(run, "eval"), measured(run, "validation_time")
-    if len(times) != len(told):
-        return
-    for number, (time, seconds) in enumerate(zip(times, told, strict=True), 1):
-        if abs(time - seconds * 1000) > max(_MEASURED_MS, _MEASURED * seconds * 1000):
+    for number, (time, seconds) in enumerate(_evaluations(run), 1):
+        if seconds and abs(time - seconds * 1000) > max(_MEASURED_MS, _MEASURED * seconds * 1000):
             clock = f"{time / 1000:,.3f} s by the log's clock"
             yield f"evaluation {number} took {clock}, {seconds:,.3f} s by its own"
             return
@@ -60,12 +66,13 @@ def evaluations_are_as_measured(run: Run) -> Iterator[str]:
 
 @rule("evaluations-take-their-time", QUALITY, _ASK, closed_only=True, kind="note")
 def evaluations_take_their_time(run: Run) -> Iterator[str]:
-    """A second evaluates at most 5 times the samples that it trains; published: 2.6 to 3.4."""
+    """A second evaluates 2 to 5 times the samples that it trains; published: 2.6 to 3.4."""
     blocks, times = _times(run, "block"), _times(run, "eval")
-    samples, every = run.number("eval_samples"), cadence(run)
-    if not blocks or not times or not samples or not every or median(blocks) < _LEAST_MS:
+    samples, every = MLPERF_VALIDATION_SET, cadence(run)
+    if not blocks or not times or not every or median(blocks) < _LEAST_MS:
         return
-    if (ratio := samples / max(1, median(times)) / (every / median(blocks))) > _SPEED:
+    ratio = samples / max(1, median(times)) / (every / median(blocks))
+    if not _SLOWEST <= ratio <= _FASTEST:
         yield f"{samples:,} samples are evaluated {ratio:,.1f} times as fast as others are trained"
 
 
@@ -89,6 +96,30 @@ def losses_change(run: Run) -> Iterator[str]:
     for loss, count in Counter(_losses(run).values()).items():
         if count >= _EQUAL_LOSSES:
             yield f"{count} evaluations have the loss {loss!r}"
+
+
+@rule("losses-begin-untrained", QUALITY, _ASK, closed_only=True, kind="note")
+def losses_begin_untrained(run: Run) -> Iterator[str]:
+    """The first five losses are at most 0.02 below the lowest published ones of all batch sizes.
+
+    They are at least 0.668, 0.629, 0.612, 0.602 and 0.594: the weights are random at the start. The last
+    loss of a run is left to other rules.
+    """
+    losses, every = list(_losses(run).items())[:-1], cadence(run) or 1
+    for number, least in enumerate(_FIRST_LOSSES, 1):
+        loss = dict(losses).get(number * every)
+        if loss is not None and 0 < loss < least:
+            yield f"the loss of evaluation {number} is {loss:.4f}; published: {least + 0.02:.3f} at least"
+            return
+
+
+@rule("target-is-reached-by-steps", QUALITY, _ASK, closed_only=True, kind="note")
+def target_is_reached_by_steps(run: Run) -> Iterator[str]:
+    """The last loss is at most 0.004 below the lowest one before it; published: 0.002."""
+    losses = list(_losses(run).values())
+    if run.succeeded and len(losses) >= _LEAST_LAST and 0 < losses[-1] < min(losses[:-1]) - _FALL:
+        before = min(losses[:-1])
+        yield f"the last loss is {losses[-1]:.4f}, the lowest one before it {before:.4f}"
 
 
 @rule("names-are-filled-in", "", "Give the organisation and the platform their names.", kind="note")
@@ -116,6 +147,37 @@ def caches_of_each_node(result: Result) -> Iterator[str]:
         names = [name for name, found in counts.items() if found == count]
         shown = f"{counted(len(names), 'log')}, such as {names[0]},"
         yield f"{count} cache_clear in {shown} {whose} {usual}"
+
+
+@rule("platform-is-of-the-description", "2.2", _ASK, kind="note")
+def platform_is_of_the_description(result: Result) -> Iterator[str]:
+    """A number and a model in `submission_platform` are those of the description.
+
+    The number is that of the nodes, of all accelerators, or of those of a node. Published: in all logs that
+    of the nodes; 30 logs name another model.
+    """
+    if result.description is None or not result.runs:
+        return
+    told, platform = result.description, str(result.runs[0].value("submission_platform"))
+    nodes, each = (count_of(told, name) for name in ("number_of_nodes", "accelerators_per_node"))
+    found = _COUNTED.match(platform)
+    if found and nodes and each and int(found[1]) not in (nodes, each, nodes * each):
+        yield f"the logs are of {found[1]} of something ({platform}), the description of {nodes} x {each}"
+    model = str(told.get("accelerator_model_name"))
+    if (named := _MODEL.search(platform)) and _MODEL.search(model) and named[0] not in model:
+        yield f"the logs are of {named[0]} ({platform}), the description of {model}"
+
+
+@rule("runs-need-as-many-samples", "13", _ASK, closed_only=True, kind="note")
+def runs_need_as_many_samples(result: Result) -> Iterator[str]:
+    """No run is 3 standard deviations faster than the mean of the reference's runs; published: 2.25."""
+    size = result.runs[0].number("global_batch_size") if result.runs else None
+    if size is None or (point := reference_point(size, result.ruleset)) is None:
+        return
+    for run in result.runs:
+        if run.samples is not None and run.samples < point.mean - _DEVIATIONS * point.deviation:
+            reached = f"{run.name} reached the target after {run.samples:,} samples"
+            yield f"{reached}; the reference's runs need {point.mean:,.0f} in the mean"
 
 
 @rule("curves-are-of-their-own", "12", _ASK, closed_only=True, kind="note")
@@ -183,6 +245,21 @@ def _times(run: Run, kind: str) -> list[float]:
     ]
 
 
+def _evaluations(run: Run) -> Iterator[tuple[float, float | None]]:
+    """Yield the milliseconds of each evaluation, and the seconds that it measured itself, if it did."""
+    start: float | None = None
+    seconds: float | None = None
+    for line in run.all("eval_start", "eval_stop", "tracked_stats"):
+        if line.key == "eval_start":
+            start, seconds = line.fields["time_ms"], None
+        elif line.key == "tracked_stats":
+            value: Any = line.value.get("validation_time") if isinstance(line.value, dict) else None
+            seconds = float(value) if is_number(value) and value > 0 else seconds
+        elif start is not None:
+            yield line.fields["time_ms"] - start, seconds
+            start = None
+
+
 def _losses(run: Run) -> Mapping[int, float]:
     """Return the loss of each evaluation that has one, by its samples."""
     return {
@@ -197,6 +274,8 @@ RUN_RULES: tuple[Rule[Run], ...] = (
     evaluations_are_as_measured,
     evaluations_take_their_time,
     clock_is_of_the_steps,
+    losses_begin_untrained,
+    target_is_reached_by_steps,
     losses_change,
     names_are_filled_in,
 )
