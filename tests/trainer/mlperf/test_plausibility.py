@@ -294,3 +294,22 @@ def test_json_has_three_kinds_and_notes_do_not_fail(
     told = json.loads(capsys.readouterr().out)
     assert not told["passed"]
     assert [each["rule"] for each in told["findings"]] == ["whole-evaluation-set"]
+
+
+def test_json_of_check_is_that_of_review(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "mlperf.log"
+    write_log(log, 7, 27)
+    assert main(["mlperf", "check", str(log), "--json"]) == EXIT_OK
+    checked = capsys.readouterr().out
+    assert main(["mlperf", "review", str(log), "--json"]) == EXIT_OK
+    assert json.loads(checked) == json.loads(capsys.readouterr().out)
+    log.write_text(log.read_text().replace('"seed", "value": 7', '"seed", "value": "x"'))
+    log.write_text(log.read_text().replace('"opt_adamw_beta_1"', '"other"'))
+    assert main(["mlperf", "check", str(log), "--json"]) == EXIT_ERROR
+    checked = capsys.readouterr().out
+    assert main(["mlperf", "review", str(log), "--json"]) == EXIT_ERROR
+    assert json.loads(checked) == json.loads(capsys.readouterr().out)
+    found = {each["rule"] for each in json.loads(checked)["findings"]}
+    assert found == {"compliance-checker", "one-seed"}

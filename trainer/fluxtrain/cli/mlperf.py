@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fluxtrain.mlperf.compliance import ToolResult
     from fluxtrain.mlperf.evidence import FailedRun
     from fluxtrain.mlperf.review.result_rules import Finding
+    from fluxtrain.mlperf.review.tree import Tree
     from fluxtrain.mlperf.review.verdict import Verdict
 
 
@@ -108,6 +109,7 @@ def add_mlperf(commands: Commands) -> None:
         description="MLCommons' compliance checker, explained, and the rules beyond it.",
     )
     check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
+    check.add_argument("--json", action="store_true", help="print JSON, as review does")
     add_ruleset(check)
     check.set_defaults(action=check_log)
     add_review(subcommands)
@@ -121,11 +123,15 @@ def check_log(arguments: argparse.Namespace) -> int:
     from fluxtrain.mlperf import check, render
     from fluxtrain.mlperf.compliance import counted, describe_fit, require_readable, require_ruleset
     from fluxtrain.mlperf.review import review as rules
-    from fluxtrain.mlperf.review.tree import fit_of, read_results
+    from fluxtrain.mlperf.review.tree import find, fit_of, read_results
+    from fluxtrain.mlperf.review.verdict import judge
 
     require_ruleset(arguments.ruleset)
 
     require_readable(arguments.log)
+    if arguments.json:
+        tree = find([arguments.log])
+        return _print_json(list(judge(tree.places, arguments.ruleset)), tree)
     (read,) = read_results([arguments.log], arguments.ruleset)
     result = check(arguments.log, read.ruleset)
     print(render(result))
@@ -138,6 +144,13 @@ def check_log(arguments: argparse.Namespace) -> int:
         print(rules.render(findings))
     _print_notes(rules.of_kind(found, "note"))
     return EXIT_OK if result.success and not findings else EXIT_ERROR
+
+
+def _print_json(verdicts: Sequence[Verdict], tree: Tree) -> int:
+    from fluxtrain.mlperf.review.verdict import told
+
+    print(json.dumps(told(verdicts, tree), indent=1))
+    return EXIT_ERROR if any(each.findings for each in verdicts) else EXIT_OK
 
 
 def _print_notes(notes: Sequence[Finding]) -> None:
@@ -319,7 +332,7 @@ def review_results(arguments: argparse.Namespace) -> int:
     from fluxtrain.mlperf.compliance import require_ruleset
     from fluxtrain.mlperf.review.committee import write_page
     from fluxtrain.mlperf.review.tree import find
-    from fluxtrain.mlperf.review.verdict import judge, told
+    from fluxtrain.mlperf.review.verdict import judge
 
     require_ruleset(arguments.ruleset)
     tree = find(arguments.paths)
@@ -327,9 +340,8 @@ def review_results(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         write_page(arguments.html, verdicts, tree.describe_others())
     if arguments.json:
-        print(json.dumps(told(verdicts, tree), indent=1))
-    else:
-        _print_verdicts(verdicts, tree.describe_others(), arguments.ruleset is None)
+        return _print_json(verdicts, tree)
+    _print_verdicts(verdicts, tree.describe_others(), arguments.ruleset is None)
     return EXIT_ERROR if any(each.findings for each in verdicts) else EXIT_OK
 
 
