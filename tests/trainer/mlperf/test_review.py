@@ -664,7 +664,7 @@ def test_as_many_findings_are_counted_as_numbered(
     names: tuple[str, ...], distinct: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, name in enumerate(dict.fromkeys(names), 1):
-        run = write_run(tmp_path / name, number)
+        run = write_run(tmp_path / name, 1000 + number)
         given = number if distinct else 5
         break_log(run, '"train_samples", "value": 1099776', f'"train_samples", "value": {given}')
         break_log(run, '"eval_samples", "value": 29696', '"eval_samples", "value": 5')

@@ -28,7 +28,7 @@ from fluxtrain.mlperf.compliance import best_fit, counted, describe_fit, fit, sa
 from fluxtrain.mlperf.evidence import FailedRun, Run, is_file, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
-from fluxtrain.mlperf.log_lines import NO_LOG, NO_TARGET, TOKEN, Outcome, target_of
+from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, target_of
 from fluxtrain.mlperf.rcp import median_window
 from fluxtrain.report.records import EvaluationPoint, samples_to_target
 
@@ -289,15 +289,8 @@ def runs_in(paths: Sequence[Path]) -> list[ObservedRun]:
         if real & known:
             raise ConfigError("PATH", str(path), "is given twice; name each run once")
         known |= real
-        found += [ObservedRun(log.parent.name, _read_log(log)) for log in logs]
+        found += [ObservedRun(log.parent.name, read_run(log)) for log in logs]
     return found
-
-
-def _read_log(path: Path) -> Run:
-    run = read_run(path)
-    if not run.lines and path.stat().st_size:
-        raise ConfigError("PATH", str(path), NO_LOG)
-    return run
 
 
 def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[ObservedRun]:

@@ -33,6 +33,7 @@ from fluxtrain.mlperf.log_lines import (
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
 _SEPARATOR = "\n" + "-" * 30 + "\n"
+_GZIP = b"\x1f\x8b"
 _RECORDS = ("INFO - ", "ERROR - ", "WARNING - ", "Traceback")
 
 
@@ -103,6 +104,8 @@ def require_readable(log: Path) -> None:
         raise ConfigError("LOG", str(log), "the file is empty")
     if size > MAX_BYTES:
         raise ConfigError("LOG", str(log), f"{size} bytes; a log has at most {MAX_BYTES}")
+    if start.startswith(_GZIP):
+        raise ConfigError("LOG", str(log), "is packed by gzip; unpack it first")
     if b"\0" in start:
         raise ConfigError("LOG", str(log), "not a text file")
 

@@ -17,10 +17,11 @@ from fluxtrain.contract.process import CHAIN_FILE, CONFIG_FILE, MLPERF_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_DIVERGED, UNSET, ConfigError
-from fluxtrain.mlperf.compliance import RULESETS, sanitize
+from fluxtrain.mlperf.compliance import RULESETS, require_readable, sanitize
 from fluxtrain.mlperf.facts import SYSTEM_KEY
 from fluxtrain.mlperf.log_lines import (
     MAX_BYTES,
+    NO_LOG,
     LogLine,
     Outcome,
     is_number,
@@ -234,7 +235,7 @@ def count_of(system: Mapping[str, Any], field: str) -> int | None:
 def run_of(log: Path, config: Path | None, name: str = "") -> Run:
     """Return the run of ``log`` and the file ``config``, if there is one.
 
-    Raises ConfigError if one cannot be read, and for a log of another benchmark.
+    Raises ConfigError if one cannot be read, and for what is no log, or one of another benchmark.
     """
     _require_file(log)
     try:
@@ -244,6 +245,9 @@ def run_of(log: Path, config: Path | None, name: str = "") -> Run:
         lines = list(read_lines(log))
     except OSError as error:
         raise ConfigError("PATH", str(log), f"cannot be read ({error.strerror})") from None
+    if size and not lines:
+        require_readable(log)
+        raise ConfigError("PATH", str(log), NO_LOG)
     values = None if config is None else read_object(config)
     run = Run(name or log.name, log, lines, values, None if values is None else config)
     if (told := run.value("submission_benchmark")) not in (None, BENCHMARK):

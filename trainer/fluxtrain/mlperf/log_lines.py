@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ class LogLine:
     text: str  # from the token on
     fields: dict[str, Any]
     fault: str = ""
+    hides: bool = False  # an event before it on its line, which MLCommons' parser drops
 
     @property
     def key(self) -> str:
@@ -73,13 +74,16 @@ def read_lines(path: Path) -> Iterator[LogLine]:
     with path.open(encoding="latin-1") as file:
         for number, line in enumerate(file, 1):
             if TOKEN in line:
-                yield parse(number, TOKEN + line.rsplit(TOKEN, 1)[1].strip())
+                *before, text = line.split(TOKEN)
+                parsed = parse(number, TOKEN + text.strip())
+                hides = any(each.startswith("{") for each in before[1:])
+                yield replace(parsed, hides=True) if hides else parsed
 
 
 def parse(number: int, text: str) -> LogLine:
     """Return the parsed line ``text``, which starts with the token."""
     try:
-        fields = json.loads(text.removeprefix(TOKEN))
+        fields = json.loads(text.removeprefix(TOKEN), object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         return LogLine(number, text, {}, str(error))
     if not isinstance(fields, dict):
@@ -91,6 +95,14 @@ def parse(number: int, text: str) -> LogLine:
     if not is_number(fields["time_ms"]):
         return LogLine(number, text, fields, "time_ms is not a number")
     return LogLine(number, text, fields)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object; raise ValueError for a name that it has twice, whose last value would count."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return values
 
 
 def is_number(value: object) -> bool:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import combinations, pairwise
+from math import isfinite
 from statistics import mean, median
 from typing import Any
 
@@ -18,7 +19,14 @@ from fluxtrain.mlperf.compliance import counted
 from fluxtrain.mlperf.evidence import Result, Run, count_of
 from fluxtrain.mlperf.log_lines import is_number
 from fluxtrain.mlperf.rcp import reference_point
-from fluxtrain.mlperf.review.result_rules import Rule, measured, rule, rules_in
+from fluxtrain.mlperf.review.result_rules import (
+    SETTINGS,
+    SUBMISSION,
+    Rule,
+    measured,
+    rule,
+    rules_in,
+)
 from fluxtrain.mlperf.review.run_rules import QUALITY, RUN_RESULTS, cadence
 
 _ASK = "Ask for the original log and the cause."
@@ -28,7 +36,7 @@ _PACE, _STEPS, _MEASURED, _MEASURED_MS = 0.1, 0.25, 0.05, 50
 _SLOWEST, _FASTEST, _EQUAL_LOSSES = 2.0, 5.0, 3
 _FIRST_LOSSES = (0.668, 0.629, 0.612, 0.602, 0.594)
 _LEAST_LAST, _FALL = 10, 0.004
-_DEVIATIONS = 3.0
+_DEVIATIONS, _DRAWN, _SHOWN = 3.0, 100, 3
 _COUNTED = re.compile(r"([0-9]{1,9})x")
 _MODEL = re.compile(r"\b(?:GB|MI|B|H|A)[0-9]{2,3}[A-Z]?\b")
 _LEAST_DIFFERENCE, _LEAST_EVALUATIONS = 1e-4, 5
@@ -120,6 +128,36 @@ def target_is_reached_by_steps(run: Run) -> Iterator[str]:
     if run.succeeded and len(losses) >= _LEAST_LAST and 0 < losses[-1] < min(losses[:-1]) - _FALL:
         before = min(losses[:-1])
         yield f"the last loss is {losses[-1]:.4f}, the lowest one before it {before:.4f}"
+
+
+@rule("training-losses-are-numbers", QUALITY, _ASK, closed_only=True, kind="note")
+def training_losses_are_numbers(run: Run) -> Iterator[str]:
+    """No logged training loss is NaN or infinite; published: none."""
+    for line in run.all("tracked_stats"):
+        loss = line.value.get("train_loss") if isinstance(line.value, dict) else None
+        if isinstance(loss, float) and not isfinite(loss):
+            yield f"{line.place} has the training loss {loss}"
+            return
+
+
+_ORIGINAL = "Give the original log of one run."
+
+
+@rule("settings-are-stated-once", RUN_RESULTS, _ORIGINAL)
+def settings_are_stated_once(run: Run) -> Iterator[str]:
+    """No setting of a log has two values: MLCommons' tools differ in which of them they take."""
+    for key in (*SUBMISSION, *SETTINGS):
+        values = list(dict.fromkeys(repr(line.value) for line in run.all(key)))
+        if len(values) > 1:
+            yield f"{key} is {' and '.join(values[:_SHOWN])}"
+
+
+@rule("batch-is-a-count", "6.6", _ORIGINAL)
+def batch_is_a_count(run: Run) -> Iterator[str]:
+    """`global_batch_size` is a whole number from 1, by which samples are counted."""
+    for line in run.all("global_batch_size"):
+        if type(line.value) is not int or line.value < 1:
+            yield f"{line.place} is {line.value!r}; needed: a whole number from 1"
 
 
 @rule("names-are-filled-in", "", "Give the organisation and the platform their names.", kind="note")
@@ -228,6 +266,14 @@ def seeds_have_no_holes(result: Result) -> Iterator[str]:
             yield f"{left_out} left out {where}, in a pause of {pause:.1f} run lengths"
 
 
+@rule("seeds-are-drawn", "5.1", _ASK, closed_only=True, kind="note")
+def seeds_are_drawn(result: Result) -> Iterator[str]:
+    """Not all seeds are below 100, as numbers are that nobody has drawn; published: none."""
+    seeds = [run.number("seed") for run in result.runs]
+    if len(seeds) > 1 and all(seed is not None and 0 <= seed < _DRAWN for seed in seeds):
+        yield f"the seeds are {', '.join(map(str, seeds))}"
+
+
 def _span(run: Run) -> tuple[float, float] | None:
     start, stop = run.first("run_start"), run.first("run_stop")
     if start is None or stop is None:
@@ -276,6 +322,9 @@ RUN_RULES: tuple[Rule[Run], ...] = (
     clock_is_of_the_steps,
     losses_begin_untrained,
     target_is_reached_by_steps,
+    training_losses_are_numbers,
+    settings_are_stated_once,
+    batch_is_a_count,
     losses_change,
     names_are_filled_in,
 )

@@ -92,12 +92,12 @@ def rules_in(module: Mapping[str, object]) -> tuple[Rule[Any], ...]:
     return tuple(value for value in module.values() if isinstance(value, Rule))
 
 
-_SUBMISSION = (
+SUBMISSION = (
     *("submission_org", "submission_platform", "submission_division", "submission_status"),
     "global_batch_size",
 )
 """Keys that name the result: MLCommons' tools need them equal in its runs."""
-_SETTINGS = (
+SETTINGS = (
     *("micro_batch_size", "gradient_accumulation_steps"),
     *("opt_name", "opt_adamw_beta_1", "opt_adamw_beta_2", "opt_adamw_epsilon"),
     *("opt_adamw_weight_decay", "opt_gradient_clip_norm", "opt_base_learning_rate"),
@@ -155,14 +155,14 @@ def converged_runs(result: Result) -> Iterator[str]:
 @rule("same-submission", "2.2", _SAME)
 def same_submission(result: Result) -> Iterator[str]:
     """The logs have the same submitter, platform, division, status and global batch size."""
-    for key in _SUBMISSION:
+    for key in SUBMISSION:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
 
 @rule("same-settings", "2.2", _SAME)
 def same_settings(result: Result) -> Iterator[str]:
     """Micro batch, optimizer, schedule, precision and parallelism are equal in all logs."""
-    for key in _SETTINGS:
+    for key in SETTINGS:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
 

@@ -62,10 +62,11 @@ def stays_closed(run: Run) -> Iterator[str]:
 
 @rule("readable-lines", "", _ORIGINAL)
 def readable_lines(run: Run) -> Iterator[str]:
-    """Each line with the token `:::MLLOG` is an event."""
+    """Each line with the token `:::MLLOG` is one event."""
     for line in run.lines:
-        if line.fault:
-            yield f"line {line.number} is no event ({line.fault})"
+        if line.fault or line.hides:
+            why = f"no event ({line.fault})" if line.fault else "more than one event"
+            yield f"line {line.number} is {why}"
 
 
 @rule("one-run-per-log", RUN_RESULTS, _ORIGINAL)
