@@ -80,10 +80,19 @@ def run_command(arguments: list[str] | None) -> int:
         hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
         raise ConfigError("COMMAND", first, f"there is none of this name; {hint}")
     parsed, rest = make_parser(first).parse_known_args(words)
+    if isinstance(getattr(parsed, "paths", None), list) and not _options(rest):
+        from fluxtrain.cli.arguments import path
+
+        parsed.paths += map(path, rest)  # those after an option: argparse stops at the first
+        rest = []
     if rest and not parsed.takes_overrides:
         raise ConfigError("arguments", " ".join(rest), "no such option")
     parsed.overrides = rest
     return int(parsed.action(parsed))
+
+
+def _options(texts: list[str]) -> list[str]:
+    return [text for text in texts if text.startswith("-")]
 
 
 def help_text() -> str:

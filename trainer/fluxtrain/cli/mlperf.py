@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _STATUS = Path("status")
+_MOST = 1000
 
 
 def add_campaign(subcommands: Commands) -> None:
@@ -39,7 +40,7 @@ def add_campaign(subcommands: Commands) -> None:
     )
     text = "a FluxTraining, as YAML; or the word status"
     parser.add_argument("file", type=path, metavar="FILE|status", help=text)
-    text = "with status: logs, output folders of runs, or folders of these"
+    text = "with status: what review takes, such as logs, output folders and results"
     parser.add_argument("paths", type=path, nargs="*", metavar="PATH", help=text)
     text = "runs (default: 10); of more, the consecutive ten with the median score are the result"
     parser.add_argument("--runs", type=whole_number, default=10, help=text)
@@ -83,19 +84,40 @@ def run_campaign(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from fluxtrain.mlperf.campaign import report, runs_in, runs_of_jobs
-    from fluxtrain.mlperf.compliance import require_ruleset
+    from fluxtrain.mlperf.campaign import report, runs_of, runs_of_jobs
+    from fluxtrain.mlperf.compliance import require_ruleset, sanitize
+    from fluxtrain.mlperf.review.tree import find
 
     require_ruleset(arguments.ruleset)
     if bool(arguments.paths) == (arguments.selector is not None):
         raise ConfigError("PATH ...", len(arguments.paths), "give either paths or --selector")
     if arguments.selector is None:
-        print(report(runs_in(arguments.paths), arguments.ruleset))
+        _require_once(arguments.paths)
+        tree = find(arguments.paths)
+        for place in tree.places:
+            runs = runs_of([*place.logs.values()])
+            if len(tree.places) > 1:
+                print(f"{sanitize(place.name or 'the logs', _MOST)}:")
+            print(report(runs, arguments.ruleset), end="\n\n" if len(tree.places) > 1 else "\n")
+        if others := tree.describe_others():
+            print(others)
         return EXIT_OK
     with tempfile.TemporaryDirectory() as folder:
         runs = runs_of_jobs(arguments.selector, arguments.namespace, Path(folder))
         print(report(runs, arguments.ruleset))
     return EXIT_OK
+
+
+def _require_once(paths: Sequence[Path]) -> None:
+    """Raise ConfigError for a path with a run that one before it has."""
+    from fluxtrain.mlperf.review.tree import find
+
+    known = set[Path]()
+    for given in paths:
+        logs = {log.resolve() for place in find([given]).places for log in place.logs.values()}
+        if logs & known:
+            raise ConfigError("PATH", str(given), "is given twice; name each run once")
+        known |= logs
 
 
 def add_mlperf(commands: Commands) -> None:

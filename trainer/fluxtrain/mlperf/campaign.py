@@ -25,7 +25,7 @@ from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf import rcp
 from fluxtrain.mlperf.compliance import best_fit, counted, describe_fit, fit, sanitize
-from fluxtrain.mlperf.evidence import FailedRun, Run, is_file, read_run
+from fluxtrain.mlperf.evidence import FailedRun, Run, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
 from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, target_of
@@ -275,22 +275,21 @@ class ObservedRun:
         return samples_to_target(self.evaluations, target, every or 0)
 
 
-def runs_in(paths: Sequence[Path]) -> list[ObservedRun]:
-    """Return the runs whose logs, or output folders, or folders of these, are ``paths``.
+def runs_of(logs: Sequence[Path]) -> list[ObservedRun]:
+    """Return the runs of a result's logs, each named by the last parts of its path that no other has.
 
-    Raises ConfigError for a path without a log, what is no log of this benchmark, and a log given twice.
+    Raises ConfigError for a log that cannot be read, and what is no log of this benchmark.
     """
-    found, known = [], set[Path]()
-    for path in paths:
-        logs = [path] if is_file(path) else _logs(path)
-        if not logs:
-            raise ConfigError("PATH", str(path), f"has no {MLPERF_FILE}, nor has a folder in it")
-        real = {log.resolve() for log in logs}
-        if real & known:
-            raise ConfigError("PATH", str(path), "is given twice; name each run once")
-        known |= real
-        found += [ObservedRun(log.parent.name, read_run(log)) for log in logs]
-    return found
+    ends = [
+        (log.parent if log.name == MLPERF_FILE else log.with_suffix("")).absolute().parts
+        for log in logs
+    ]
+    most = max(map(len, ends))
+    length = next((n for n in range(1, most) if len({end[-n:] for end in ends}) == len(ends)), most)
+    return [
+        ObservedRun("/".join(end[-length:]), read_run(log))
+        for end, log in zip(ends, logs, strict=True)
+    ]
 
 
 def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[ObservedRun]:
@@ -311,19 +310,6 @@ def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[Obs
             log = read_run(path)
         found.append(ObservedRun(name, log, phase))
     return found
-
-
-def _logs(path: Path) -> list[Path]:
-    """Return the log in the folder ``path``, or those in its folders; ConfigError if one cannot be read."""
-    if is_file(own := path / MLPERF_FILE):
-        return [own]
-    try:
-        folders = sorted(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise ConfigError("PATH", str(path), f"cannot be read ({error.strerror})") from None
-    return [log for folder in folders if is_file(log := folder / MLPERF_FILE)]
 
 
 _MOST_ROWS = 12

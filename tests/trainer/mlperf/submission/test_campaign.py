@@ -446,6 +446,64 @@ def test_what_is_no_log_of_this_benchmark_is_refused(
     assert f"{log.name}'; {message}" in error
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status", "--ruleset", "5.1.0", "{0}", "{1}"],
+        ["status", "{0}", "--ruleset", "5.1.0", "{1}"],
+        ["--ruleset", "5.1.0", "status", "{0}", "{1}"],
+        ["status", "{0}", "{1}", "--ruleset=5.1.0"],
+    ],
+)
+def test_options_are_in_any_order(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = write_runs(tmp_path, (5, 6))
+    given = [text.format(*folders) for text in arguments]
+    assert main(["mlperf", "campaign", *given]) == EXIT_OK
+    text = capsys.readouterr().out
+    assert "2 runs: 2 ended" in text
+    low, _ = reference_point(512, "5.1.0").band  # type: ignore[union-attr]
+    assert f"need {low:,.0f} to" in text
+    assert main(["mlperf", "campaign", *given, "--other"]) == EXIT_USAGE
+
+
+def test_runs_have_the_names_that_tell_them_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a/one", "b/one", "b/two"):
+        (tmp_path / name).mkdir(parents=True)
+        write_log(tmp_path / name / "mlperf.log", 7, 3)
+    text = status(tmp_path / "a", tmp_path / "b", capsys=capsys)
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["a/one", "b/one", "b/two"]
+    flux1 = tmp_path / "example/results/box/flux1"
+    flux1.mkdir(parents=True)
+    for number in range(2):
+        write_log(flux1 / f"result_{number}.txt", 8 + number, 3)
+    text = status(flux1, capsys=capsys)
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["result_0", "result_1"]
+
+
+def test_several_results_have_a_report_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for system in ("box.n1", "box.n2"):
+        (flux1 := tmp_path / "example/results" / system / "flux1").mkdir(parents=True)
+        for number in range(2):
+            write_log(flux1 / f"result_{number}.txt", 8 + number, 3)
+    (other := tmp_path / "example/results/box.n1/llama31_8b").mkdir()
+    (other / "result_0.txt").write_text("x")
+    pattern = tmp_path / "example/results/*/flux1"
+    for path in (tmp_path, tmp_path / "example", pattern):
+        text = status(path, capsys=capsys)
+        assert text.count("2 runs: 2 ended") == 2
+        for system in ("box.n1", "box.n2"):
+            assert f"{tmp_path}/example/results/{system}/flux1:\n" in text
+        assert ("left out: 1 result of other benchmarks (llama31_8b 1)" in text) == (
+            path != pattern
+        )
+
+
 def test_a_run_that_is_given_twice_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -471,7 +529,7 @@ def test_a_failed_job_stays_in_the_record(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["status"], "give either paths or --selector"),
-        (["status", "."], "has no mlperf.log"),
+        (["status", "."], "no log, no output folder"),
         ([str(FILE), "more"], "give one FILE"),
     ],
 )
