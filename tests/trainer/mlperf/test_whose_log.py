@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -80,15 +81,49 @@ def test_the_frequency_tells_rulesets_apart(
 ) -> None:
     log = write(tmp_path / "log", complete(size, 3, evaluation_frequency=frequency))
     needed = fit([list(read_lines(log))])
-    assert best_fit(needed) == best
-    assert describe_fit(needed, passed=False).startswith(text)
+    assert best_fit(needed, "2023-11") == best
+    assert describe_fit(needed, False, "").startswith(text)
+
+
+def at(events: list[Event], year: int, month: int) -> list[Event]:
+    moved = int(datetime(year, month, 7, tzinfo=UTC).timestamp() * 1000) - events[0]["time_ms"]
+    return [event | {"time_ms": event["time_ms"] + moved} for event in events]
+
+
+@pytest.mark.parametrize(
+    ("year", "month", "ruleset"),
+    [
+        (2025, 5, "6.0.0"),
+        (2025, 6, "5.1.0"),
+        (2025, 11, "5.1.0"),
+        (2025, 12, "6.0.0"),
+        (2026, 6, "6.0.0"),
+        (2026, 7, "6.0.0"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_of_rulesets_that_fit_alike_it_is_that_of_the_logs_dates(
+    command: str,
+    year: int,
+    month: int,
+    ruleset: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = write(tmp_path / "result_0.txt", at(complete(512, 28), year, month))
+    assert main(["mlperf", *command.split(), str(log)]) == EXIT_OK
+    output = capsys.readouterr().out
+    assert f"ruleset {ruleset}: " in output
+    told = f"; the logs are of {year}-{month:02}: round {ruleset.removesuffix('.0')}" in output
+    assert told == ((2025, 6) <= (year, month) <= (2026, 6))
 
 
 def test_a_log_of_ours_fits_all_rulesets(tmp_path: Path) -> None:
     write_log(tmp_path / "log", 7, 3)
     needed = fit([list(read_lines(tmp_path / "log"))])
-    assert best_fit(needed) == RULESETS[-1]
-    assert describe_fit(needed, passed=True) == "passes 5.1.0 and 6.0.0 and 6.1.0"
+    assert best_fit(needed, "") == RULESETS[-1]
+    assert best_fit(needed, "2026-03") == "6.0.0"
+    assert describe_fit(needed, True, "") == "passes 5.1.0 and 6.0.0 and 6.1.0"
 
 
 @pytest.mark.parametrize(("lost", "code"), [(1, EXIT_OK), (2, EXIT_ERROR)])

@@ -145,7 +145,7 @@ def check_log(arguments: argparse.Namespace) -> int:
     from fluxtrain.mlperf import check, render
     from fluxtrain.mlperf.compliance import counted, describe_fit, require_readable, require_ruleset
     from fluxtrain.mlperf.review import review as rules
-    from fluxtrain.mlperf.review.tree import find, fit_of, read_results
+    from fluxtrain.mlperf.review.tree import dated, find, fit_of, read_results
     from fluxtrain.mlperf.review.verdict import judge
 
     require_ruleset(arguments.ruleset)
@@ -158,7 +158,7 @@ def check_log(arguments: argparse.Namespace) -> int:
     result = check(arguments.log, read.ruleset)
     print(render(result))
     if arguments.ruleset is None:
-        print(f"ruleset {read.ruleset}: {describe_fit(fit_of(read), result.success)}")
+        print(f"ruleset {read.ruleset}: {describe_fit(fit_of(read), result.success, dated(read))}")
     found = list(rules.rule_findings(read.runs[0]))
     findings = rules.of_kind(found, "finding")
     if findings:

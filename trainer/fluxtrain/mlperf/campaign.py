@@ -28,7 +28,7 @@ from fluxtrain.mlperf.compliance import best_fit, counted, describe_fit, fit, sa
 from fluxtrain.mlperf.evidence import FailedRun, Run, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
-from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, target_of
+from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, month_of, target_of
 from fluxtrain.mlperf.rcp import median_window
 from fluxtrain.report.records import EvaluationPoint, samples_to_target
 
@@ -318,8 +318,9 @@ _BAR = 30
 
 def report(runs: Sequence[ObservedRun], given: str | None) -> str:
     """Return the report on ``runs``, for a terminal; without a ruleset, by the one that the logs fit."""
-    needed = fit(run.log.lines for run in runs if run.log is not None)
-    ruleset = given or best_fit(needed)
+    logs = [run.log.lines for run in runs if run.log is not None]
+    needed, month = fit(logs), month_of(logs)
+    ruleset = given or best_fit(needed, month)
     names = max(len(sanitize(run.name)) for run in runs)
     states = max(len("not converged"), *(len(_state(run)) for run in runs))
     lines = [
@@ -328,7 +329,7 @@ def report(runs: Sequence[ObservedRun], given: str | None) -> str:
     lines += [_row(run, names, states) for run in runs]
     lines += ["", *_curve(runs), "", *_verdict(runs, ruleset)]
     if given is None and any(run.log for run in runs):
-        lines.append(f"ruleset {ruleset}: {describe_fit(needed, passed=False)}")
+        lines.append(f"ruleset {ruleset}: {describe_fit(needed, False, month)}")
     return "\n".join(lines)
 
 

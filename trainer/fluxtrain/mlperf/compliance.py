@@ -32,6 +32,8 @@ from fluxtrain.mlperf.log_lines import (
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
+_ROUNDS = (("2025-06", "2025-11", "5.1.0"), ("2025-12", "2026-06", "6.0.0"))
+"""The months from the results of the round before to those of the round, with its ruleset."""
 _SEPARATOR = "\n" + "-" * 30 + "\n"
 _GZIP = b"\x1f\x8b"
 _RECORDS = ("INFO - ", "ERROR - ", "WARNING - ", "Traceback")
@@ -230,18 +232,23 @@ def fit(logs: Iterable[Sequence[LogLine]]) -> dict[str, list[str]]:
     return {ruleset: list(texts) for ruleset, texts in needed.items()}
 
 
-def best_fit(needed: Mapping[str, Sequence[str]]) -> str:
-    """Return the newest of the rulesets that need least."""
-    return min(reversed(RULESETS), key=lambda ruleset: len(needed[ruleset]))
+def best_fit(needed: Mapping[str, Sequence[str]], month: str) -> str:
+    """Return which of the rulesets that need least is that of the round of ``month``, else the newest."""
+    least = min(map(len, needed.values()))
+    equal = [ruleset for ruleset in RULESETS if len(needed[ruleset]) == least]
+    dated = next((ruleset for since, until, ruleset in _ROUNDS if since <= month <= until), "")
+    return dated if dated in equal else equal[-1]
 
 
-def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool) -> str:
+def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool, month: str) -> str:
     """Return in words which rulesets logs pass, or fit by their keys, and what each other one needs."""
     fits = [ruleset for ruleset in RULESETS if not needed[ruleset]]
     head = f"{'passes' if passed else 'its keys fit'} {' and '.join(fits) or 'no ruleset'}"
-    return "; ".join(
-        [head, *(f"{name} needs {_some(needed[name])}" for name in RULESETS if needed[name])]
-    )
+    texts = [f"{name} needs {_some(needed[name])}" for name in RULESETS if needed[name]]
+    for since, until, ruleset in _ROUNDS if len(fits) > 1 else ():
+        if since <= month <= until and ruleset in fits:
+            texts.append(f"the logs are of {month}: round {ruleset.removesuffix('.0')}")
+    return "; ".join([head, *texts])
 
 
 def rounded(batch: object) -> int:

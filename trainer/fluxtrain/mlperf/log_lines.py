@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ MAX_BYTES = 256 * 2**20
 """Of a log: that of a run is below one MiB; a pod's log has other lines too."""
 _MAX_NUMBER = 2**53
 """Greater counts and times are no numbers that a program has counted."""
+_MAX_MS = 2**42
 _MAX_FLOAT = sys.float_info.max
 _FIELDS = ("time_ms", "key", "value", "metadata")
 
@@ -118,6 +120,14 @@ Outcome = Literal[
 ]
 TARGET_KEY = "target_accuracy"
 _PROGRESS = ("run_start", "run_resumed", "block_start", "run_stop")
+
+
+def month_of(logs: Iterable[Sequence[LogLine]]) -> str:
+    """Return year and month of the latest event of ``logs``, such as 2026-05; empty without any."""
+    last = max(
+        (line.fields["time_ms"] for log in logs for line in log if not line.fault), default=0
+    )
+    return time.strftime("%Y-%m", time.gmtime(last / 1000)) if 0 < last < _MAX_MS else ""
 
 
 def target_of(lines: Sequence[LogLine]) -> float | None:

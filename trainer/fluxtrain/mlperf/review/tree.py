@@ -26,6 +26,7 @@ from fluxtrain.mlperf.evidence import (
     read_object,
     run_of,
 )
+from fluxtrain.mlperf.log_lines import month_of
 
 OWN_CODE = "_fluxtrain"
 """With the name of the system before it: the folder of code that `fluxtrain mlperf package` writes."""
@@ -57,7 +58,7 @@ class Place:
             result = Result(self.name, runs)
         else:
             result = _result(self.folder, self.logs)
-        return replace(result, ruleset=ruleset or best_fit(fit_of(result)))
+        return replace(result, ruleset=ruleset or best_fit(fit_of(result), dated(result)))
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,11 @@ class Tree:
 def fit_of(result: Result) -> dict[str, list[str]]:
     """Return what each ruleset needs that the logs of ``result`` lack."""
     return fit(run.lines for run in result.runs)
+
+
+def dated(result: Result) -> str:
+    """Return the month of the logs of ``result``."""
+    return month_of(run.lines for run in result.runs)
 
 
 def read_results(paths: Sequence[Path], ruleset: str | None = None) -> list[Result]:

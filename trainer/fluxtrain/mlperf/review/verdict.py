@@ -26,7 +26,7 @@ from fluxtrain.mlperf.review.review import (
     split,
     unknowns,
 )
-from fluxtrain.mlperf.review.tree import Place, Tree, describe, fit_of, whose
+from fluxtrain.mlperf.review.tree import Place, Tree, dated, describe, fit_of, whose
 
 Curve = tuple[str, Sequence[tuple[float, float]]]
 """The name of a run, and samples and loss of its evaluations."""
@@ -52,6 +52,8 @@ class Verdict:
     logs: int
     ruleset: str
     needs: Mapping[str, Sequence[str]]
+    month: str
+    """Of the logs, such as 2026-05."""
     mean: float | None
     """Samples that the reference needs, None without a comparison."""
     target: float | None
@@ -65,7 +67,7 @@ class Verdict:
     def fits(self) -> str:
         """Return which rulesets the logs pass and what others need."""
         passed = all(each.rule != COMPLIANCE for each in self.findings)
-        return f"ruleset {self.ruleset}: {describe_fit(self.needs, passed)}"
+        return f"ruleset {self.ruleset}: {describe_fit(self.needs, passed, self.month)}"
 
 
 def judge(places: Sequence[Place], ruleset: str | None) -> Iterator[Verdict]:
@@ -105,6 +107,7 @@ def _judge(place: Place, ruleset: str | None) -> Verdict:
         len(result.runs),
         result.ruleset,
         fit_of(result),
+        dated(result),
         mean,
         MLPERF_TARGET_LOSS if first is None else target_of(first.lines),
         [(run.name, _points(run.all("eval_accuracy"))) for run in result.runs],
