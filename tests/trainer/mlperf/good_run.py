@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -209,3 +209,26 @@ def _event(key: str, value: object, time_ms: int, **metadata: object) -> Event:
         "value": value,
         "metadata": {"file": "train.py", "lineno": 1, **metadata},
     }
+
+
+Break = Callable[[Evidence], object]
+
+
+def value(key: str, given: Any, number: int = 0) -> Break:
+    """Change the value of an event."""
+    return lambda run: run.one(key, number).update(value=given)
+
+
+def meta(key: str, name: str, given: Any, number: int = 0) -> Break:
+    """Change the metadata of an event."""
+    return lambda run: run.one(key, number)["metadata"].update({name: given})
+
+
+def later(key: str, milliseconds: int, number: int = 0) -> Break:
+    """Move the clock from an event on."""
+
+    def change(run: Evidence) -> None:
+        for event in run.events[run.at(key, number) :]:
+            event["time_ms"] += milliseconds
+
+    return change

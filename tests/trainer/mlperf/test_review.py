@@ -18,7 +18,10 @@ from tests.trainer.mlperf.good_run import (
     SYSTEM,
     Evidence,
     good_run,
+    later,
+    meta,
     published,
+    value,
     write_log,
 )
 
@@ -30,16 +33,6 @@ from fluxtrain.mlperf.review.review import RULES, parse, result_findings, rule_f
 
 Break = Callable[[Evidence], object]
 HOUR = 3_600_000
-
-
-def value(key: str, given: Any, number: int = 0) -> Break:
-    """Change the value of an event."""
-    return lambda run: run.one(key, number).update(value=given)
-
-
-def meta(key: str, name: str, given: Any, number: int = 0) -> Break:
-    """Change the metadata of an event."""
-    return lambda run: run.one(key, number)["metadata"].update({name: given})
 
 
 def drop(*keys: str, number: int = 0) -> Break:
@@ -68,16 +61,6 @@ def again(key: str, after: str, number: int = 0, **changed: Any) -> Break:
         at = run.at(after, number)
         event = run.one(key) | {"time_ms": run.events[at]["time_ms"]} | changed
         run.events.insert(at + 1, event)
-
-    return change
-
-
-def later(key: str, milliseconds: int, number: int = 0) -> Break:
-    """Move the clock from an event on."""
-
-    def change(run: Evidence) -> None:
-        for event in run.events[run.at(key, number) :]:
-            event["time_ms"] += milliseconds
 
     return change
 

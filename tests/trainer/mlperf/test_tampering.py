@@ -16,6 +16,9 @@ from tests.trainer.mlperf.good_run import (
     Evidence,
     complete,
     good_run,
+    later,
+    meta,
+    value,
 )
 
 from fluxtrain.cli import main
