@@ -35,14 +35,6 @@ STEPS = 512
 MINUTE = 60_000
 
 
-def value(key: str, given: Any, number: int = 0) -> Break:
-    return lambda run: run.one(key, number).update(value=given)
-
-
-def meta(key: str, name: str, given: Any, number: int = 0) -> Break:
-    return lambda run: run.one(key, number)["metadata"].update({name: given})
-
-
 def part(key: str, name: str, given: Any, number: int = 0) -> Break:
     """Change another part of an event than its value."""
     return lambda run: run.one(key, number).update({name: given})
@@ -56,16 +48,6 @@ def again(key: str, given: Any) -> Break:
 def without(*keys: str) -> Break:
     def change(run: Evidence) -> None:
         run.events = [event for event in run.events if event["key"] not in keys]
-
-    return change
-
-
-def later(key: str, milliseconds: int, number: int = 0) -> Break:
-    """Move the clock from an event on."""
-
-    def change(run: Evidence) -> None:
-        for event in run.events[run.at(key, number) :]:
-            event["time_ms"] += milliseconds
 
     return change
 
