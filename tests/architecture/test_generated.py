@@ -32,18 +32,6 @@ BETTER = {
 }
 """A pattern of words, and what to write instead."""
 
-PENDING = {
-    "README.md",
-    "SECURITY.md",
-    "docs/architecture.md",
-    "docs/cluster.md",
-    "docs/operator.md",
-    "docs/submission.md",
-    "docs/supply-chain.md",
-    "docs/decisions",
-}
-"""Documents, or folders of them, that are not rewritten yet."""
-
 
 def tracked(*patterns: str) -> list[Path]:
     """Return the files of the project that git knows or would add."""
@@ -128,14 +116,10 @@ def found(text: str) -> list[str]:
 
 
 def documents() -> list[Path]:
-    """Return the pages that people write, without those that are rewritten later."""
+    """Return the pages that people write."""
     made = generated()
-    return [
-        path
-        for path in tracked("*.md", "*.template")
-        if (name := str(path.relative_to(ROOT))) not in made
-        and not any(name == each or name.startswith(f"{each}/") for each in PENDING)
-    ]
+    pages = tracked("*.md", "*.template")
+    return [path for path in pages if str(path.relative_to(ROOT)) not in made]
 
 
 def messages(path: Path) -> list[str]:

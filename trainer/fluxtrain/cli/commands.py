@@ -25,7 +25,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("run.add", "train from a FluxTraining file"),
         "from-env": (
             "import_config.add_from_env",
-            "fetch, train and go on by the variables of kohya's container for MI300X",
+            "fetch, train and resume by the variables of kohya's container for MI300X",
         ),
     },
     "prepare": {
