@@ -20,7 +20,7 @@ from fluxtrain.encode.files import encoder_bytes
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.model.cost import host_sizes
 from fluxtrain.plan.estimate import make_plan
-from fluxtrain.plan.table import duration
+from fluxtrain.plan.table import duration, gib
 from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible
 from fluxtrain.runtime.progress import binary
 from fluxtrain.state.free_memory import memory_limit
@@ -321,7 +321,7 @@ def summary(config: RunConfig, pictures: int, steps: int, machine: Machine) -> s
     parts = [
         "1 picture" if pictures == 1 else f"{pictures} pictures",
         f"{steps:,} steps of {batch} on {machine}",
-        f"{binary(used)} of {binary(total)} by plan",
+        f"{gib(used)} of {gib(total)} by plan",
     ]
     if machine.gpu.name in GPUS:
         plan = make_plan(config, machine.nodes, machine.gpus_per_node, machine.gpu.name)

@@ -33,11 +33,12 @@ def render(plan: Plan, change: str | None = None) -> str:
 
 def _answer(plan: Plan, change: str | None) -> list[str]:
     total, room = plan.memory_bytes_per_gpu.total, plan.gpu_memory_bytes
-    ranks = f"{plan.num_ranks} × {plan.gpu or 'CPU process'}"
+    each = "each of " if plan.num_ranks > 1 else ""
+    ranks = f"{each}{plan.num_ranks} × {plan.gpu or 'CPU process'}"
     if room is None:
-        lines = [f"Memory: {_gib(total)} of each of {ranks}."]
+        lines = [f"Memory: {gib(total)} of {ranks}."]
     else:
-        full = f"{_gib(total)} of {_gib(room)} ({total / room:.0%}) of each of {ranks}"
+        full = f"{gib(total)} of {gib(room)} ({total / room:.0%}) of {ranks}"
         remedy = f"To fit: {change}" if change else "No one change of its settings makes it fit"
         lines = [f"Fits: {full}." if plan.fits else f"DOES NOT FIT: {full}. {remedy}."]
     for what, seconds, cost in (
@@ -50,7 +51,7 @@ def _answer(plan: Plan, change: str | None) -> list[str]:
     return lines
 
 
-def _gib(num_bytes: float) -> str:
+def gib(num_bytes: float) -> str:
     """Return ``num_bytes`` in GiB, with three digits."""
     return f"{_digits(num_bytes / 2**30)} GiB"
 
@@ -169,16 +170,16 @@ def _memory(plan: Plan) -> list[Row]:
     parts = plan.memory_bytes_per_gpu
     frozen = "frozen as computed with, adapters " if _has_adapters(plan) else ""
     return [
-        ("weights", _gib(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
+        ("weights", gib(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
         (
             "gradients",
-            _gib(parts.gradients),
+            gib(parts.gradients),
             f"{plan.weight_dtype}, this rank's shard, as far as reduced at the peak",
         ),
-        ("optimizer", _gib(parts.optimizer), "its state, float32, this rank's shard"),
+        ("optimizer", gib(parts.optimizer), "its state, float32, this rank's shard"),
         (
             "gathered blocks",
-            _gib(parts.gathered),
+            gib(parts.gathered),
             (
                 "weights of the current and the next"
                 if plan.reshards_after_forward
@@ -188,11 +189,11 @@ def _memory(plan: Plan) -> list[Row]:
         ),
         (
             "activations",
-            _gib(parts.activations),
+            gib(parts.activations),
             f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
         ),
         *_beside_the_model(plan),
-        ("total", _gib(parts.total), _fit(plan)),
+        ("total", gib(parts.total), _fit(plan)),
     ]
 
 
@@ -201,13 +202,13 @@ def _beside_the_model(plan: Plan) -> list[Row]:
     rows = []
     if parts.encoders:
         text = "text encoders and autoencoder, frozen, of FLUX.1's published sizes"
-        rows.append(("encoders", _gib(parts.encoders), text))
+        rows.append(("encoders", gib(parts.encoders), text))
     if parts.copied_ahead:
         text = "the next micro batch, and the first of an evaluation if there are any"
-        rows.append(("copied ahead", _gib(parts.copied_ahead), text))
+        rows.append(("copied ahead", gib(parts.copied_ahead), text))
     if parts.offload_buffers:
-        text, host = "of two offloaded blocks", _gib(plan.offloaded_bytes_per_node)
-        rows.append(("offload buffers", _gib(parts.offload_buffers), text))
+        text, host = "of two offloaded blocks", gib(plan.offloaded_bytes_per_node)
+        rows.append(("offload buffers", gib(parts.offload_buffers), text))
         rows.append(("on the host", host, f"page-locked, in each node{_host_fit(plan)}"))
     return rows
 
@@ -216,13 +217,13 @@ def _host_fit(plan: Plan) -> str:
     limit = plan.memory_limit_bytes
     if limit is None or plan.offloaded_bytes_per_node <= limit:
         return ""
-    return f": DO NOT FIT in limits.memory, {_gib(limit)}"
+    return f": DO NOT FIT in limits.memory, {gib(limit)}"
 
 
 def _fit(plan: Plan) -> str:
     if plan.gpu_memory_bytes is None:
         return ""
-    of = f"of {_gib(plan.gpu_memory_bytes)}"
+    of = f"of {gib(plan.gpu_memory_bytes)}"
     if plan.fits:
         return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
     if plan.largest_micro_batch:
@@ -281,19 +282,19 @@ def _checkpoint(plan: Plan) -> str:
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
     return [
-        ("one checkpoint", _gib(plan.checkpoint_bytes), _checkpoint(plan)),
+        ("one checkpoint", gib(plan.checkpoint_bytes), _checkpoint(plan)),
         (
             "its copy per rank",
-            _gib(plan.host_bytes_per_rank),
+            gib(plan.host_bytes_per_rank),
             "in host memory, while it is written",
         ),
-        ("snapshots", _gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
+        ("snapshots", gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
         (
             "loaded batches",
-            _gib(plan.loader_bytes_per_node),
+            gib(plan.loader_bytes_per_node),
             "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead",
         ),
-        ("checkpoints", _gib(plan.disk_bytes), f"{kept} kept, one being written"),
+        ("checkpoints", gib(plan.disk_bytes), f"{kept} kept, one being written"),
         (
             "one encoded sample",
             decimal(plan.data_bytes_per_sample, "B"),

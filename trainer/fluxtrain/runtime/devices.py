@@ -39,13 +39,7 @@ class Gpu:
 
 
 _ROWS: list[tuple[str, float, float | None, float, int]] = [
-    (
-        "MI250X",
-        191.5,
-        None,
-        47.9,
-        65_520,
-    ),  # a die of two, which torch and Kubernetes count as a GPU
+    ("MI250X", 191.5, None, 47.9, 65_520),  # a die, which torch and Kubernetes count as a GPU
     ("MI300A", 980.6, 1961.2, 122.6, 131_056),  # shared with the CPU
     ("MI300X", 1307.4, 2614.9, 163.4, 196_592),
     ("MI308X", 344.0, 688.1, 43.0, 196_592),  # an estimate: 80 of the MI300X's 304 compute units
@@ -60,13 +54,7 @@ _ROWS: list[tuple[str, float, float | None, float, int]] = [
     ("RX 7900 XTX", 122.8, None, 61.4, 24_560),
     ("RX 9070 XT", 194.6, 389.3, 48.7, 16_304),
     ("W7900", 122.6, None, 61.3, 46_064),  # with ECC, the default
-    (
-        "Strix Halo",
-        59.4,
-        None,
-        29.7,
-        98_304,
-    ),  # the most of the machine's memory that a BIOS gives it
+    ("Strix Halo", 59.4, None, 29.7, 98_304),  # the most memory that a BIOS gives it
     ("RTX 4090", 165.2, 330.3, 82.6, 24_564),  # sums in float32, as those of the next
     ("RTX 5090", 209.5, 419.0, 104.8, 32_607),
 ]
