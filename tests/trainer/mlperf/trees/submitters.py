@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from math import exp
 from pathlib import Path
 from random import Random
 
@@ -25,8 +24,7 @@ def log(organisation: str, system: str, seed: int, evaluations: int, stats: int 
     for event in events:
         event["time_ms"] += seed * 5 * HOUR_MS
         if event["key"] == "eval_accuracy" and event["value"] > 0.586:
-            samples = event["metadata"]["samples_count"]
-            event["value"] = 0.59 + 0.2 * exp(-samples / 2e6) + noise.random() / 200
+            event["value"] += noise.random() / 500
     return [more for event in events for more in (event, *_stats(event, stats))]
 
 

@@ -212,10 +212,10 @@ def runs_need_as_many_samples(result: Result) -> Iterator[str]:
     size = result.runs[0].number("global_batch_size") if result.runs else None
     if size is None or (point := reference_point(size, result.ruleset)) is None:
         return
-    for run in result.runs:
-        if run.samples is not None and run.samples < point.mean - _DEVIATIONS * point.deviation:
-            reached = f"{run.name} reached the target after {run.samples:,} samples"
-            yield f"{reached}; the reference's runs need {point.mean:,.0f} in the mean"
+    least = point.mean - _DEVIATIONS * point.deviation
+    if fast := [run for run in result.runs if run.samples is not None and run.samples < least]:
+        reached = ", ".join(f"{run.name} after {run.samples:,} samples" for run in fast)
+        yield f"the target was reached by {reached}; the reference needs {point.mean:,.0f} in the mean"
 
 
 @rule("curves-are-of-their-own", "12", _ASK, closed_only=True, kind="note")
