@@ -153,6 +153,8 @@ def test_runs_from_one_file_become_a_package_that_passes_its_review(
         if '"key": "seed"' in each
     }
     assert len(seeds) == len(complete) == 10
-    code, text = fluxtrain("review", str(organisation))
+    page = tmp_path / "review.html"
+    code, text = fluxtrain("review", str(organisation), "--html", str(page))
     assert code == EXIT_OK, text
+    assert page.read_text().count("<polyline") >= len(complete), "a curve of each run"
     print(f"{RUNS} runs in {trained:.0f} s, reviewed after {time.monotonic() - began:.0f} s")
