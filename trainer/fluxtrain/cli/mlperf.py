@@ -153,7 +153,7 @@ def check_log(arguments: argparse.Namespace) -> int:
     require_readable(arguments.log)
     if arguments.json:
         tree = find([arguments.log])
-        return _print_json(list(judge(tree.places, arguments.ruleset)), tree)
+        return _print_json(judge(tree.places, arguments.ruleset), tree)
     (read,) = read_results([arguments.log], arguments.ruleset)
     result = check(arguments.log, read.ruleset)
     print(render(result))
@@ -215,7 +215,7 @@ def add_package(subcommands: Commands) -> None:
 
 def add_ruleset(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """Add ``--ruleset``; without a default it is the one that the logs fit."""
-    text = f"5.1.0, 6.0.0 or 6.1.0 (default: {default or 'the newest that the logs fit'})"
+    text = f"5.1.0, 6.0.0 or 6.1.0 (default: {default or 'that of the logs'})"
     parser.add_argument("--ruleset", default=default, help=text)
 
 
@@ -358,7 +358,7 @@ def review_results(arguments: argparse.Namespace) -> int:
 
     require_ruleset(arguments.ruleset)
     tree = find(arguments.paths)
-    verdicts = list(judge(tree.places, arguments.ruleset))
+    verdicts = judge(tree.places, arguments.ruleset)
     if arguments.html is not None:
         write_page(arguments.html, verdicts, tree.describe_others())
     if arguments.json:
@@ -388,7 +388,7 @@ def _print_verdicts(verdicts: Sequence[Verdict], left_out: str, inferred: bool) 
             print(f"waived by the submitter: {counted(review.number_of(each.waived), 'finding')}")
             print(review.render(each.waived))
     if inferred:
-        print(review.grouped({each.name: each.fits for each in verdicts}))
+        print(review.grouped({each.name: each.fits for each in verdicts if each.fits}))
     if unknown := [finding for each in verdicts for finding in each.unknowns]:
         print(review.render_unknowns(unknown))
 

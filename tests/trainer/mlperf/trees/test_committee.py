@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -140,15 +142,76 @@ def test_a_page_shows_each_result_and_escapes_what_logs_say(
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_a_log_that_cannot_be_read_is_named_from_any_process(
+def test_a_result_that_cannot_be_read_is_a_finding_and_hides_no_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for system in ("one", "two"):
-        write_result(tmp_path / "Thorn", system, evaluations=[3])
+        write_result(tmp_path / "Thorn", system, 77_000 + (system == "two"))
     (tmp_path / "Thorn/systems/two.json").write_text("{")
-    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_USAGE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "two.json: is not JSON" in line
+    page = tmp_path / "page.html"
+    assert main(["mlperf", "review", str(tmp_path), "--html", str(page)]) == EXIT_ERROR
+    out = capsys.readouterr().out
+    assert out.startswith("FAILED: 1 finding in 10 logs")
+    assert "two.json: is not JSON" in out
+    assert "two.json: is not JSON" in page.read_text()
+    assert "ruleset 6.0.0" in out
+    (tmp_path / "Thorn/results/two/flux1/result_0.txt").write_text("")
+    assert main(["mlperf", "review", str(tmp_path / "Thorn/results/two")]) == EXIT_USAGE
+
+
+def test_runs_of_another_result_are_found_and_a_copied_part_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_result(tmp_path / "Thorn", "one", 77_000)
+    shutil.copytree(tmp_path / "Thorn", tmp_path / "Rose")
+    assert main(["mlperf", "review", "--json", str(tmp_path)]) == EXIT_ERROR
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (text,) = (each["text"] for each in found if each["rule"] == "runs-are-different-runs")
+    assert text.startswith("10 runs, such as result_0.txt, with the losses of runs of ")
+    first, second = (folder / f"result_{number}.txt" for number in (0, 3))
+    losses = re.findall(r'"eval_accuracy", "value": ([\d.]+)', second.read_text())
+    parts = re.split(r'(?<="eval_accuracy", "value": )[\d.]+', first.read_text())
+    texts = zip(parts, [*losses[: len(parts) - 2], "0.5859", ""], strict=True)
+    first.write_text("".join(text + loss for text, loss in texts))
+    main(["mlperf", "review", str(folder)])
+    assert "curves-are-of-their-own" in capsys.readouterr().out
+
+
+def test_a_page_replaces_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_result(tmp_path / "Thorn", "one", 77_000) / "result_0.txt"
+    text = log.read_text()
+    assert main(["mlperf", "review", str(log), "--html", str(log)]) == EXIT_USAGE
+    assert "no review has written" in capsys.readouterr().err
+    assert log.read_text() == text
+    page = str(tmp_path / "page.html")
+    codes = [main(["mlperf", "review", str(log), "--html", page]) for _ in range(2)]
+    assert codes[0] == codes[1] != EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("submission_org", None, "names-are-filled-in"),
+        ("submission_platform", "YOUR_SYSTEM_HERE", "names-are-filled-in"),
+        ("number_of_nodes", "four", "number_of_nodes is 'four' in the description"),
+        ("folder", "open", "the folder is of the division open, the logs are of 'closed'"),
+    ],
+)
+def test_what_is_stated_nowhere_or_otherwise_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, value: str | None, said: str
+) -> None:
+    folder = write_result(tmp_path / "closed/Thorn", "one", 77_000)
+    if key == "folder":
+        (tmp_path / "closed").rename(tmp_path / "open")
+    elif key == "number_of_nodes":
+        path = tmp_path / "closed/Thorn/systems/one.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+    else:
+        for log in folder.iterdir():
+            old = rf'("key": "{key}", "value": )"[^"]*"'
+            log.write_text(re.sub(old, lambda m: m[1] + json.dumps(value), log.read_text()))
+    main(["mlperf", "review", str(tmp_path)])
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_the_logs_of_a_result_are_gone_after_its_verdict(repository: Path) -> None:

@@ -34,10 +34,12 @@ from fluxtrain.mlperf.implementation import (
 )
 from fluxtrain.mlperf.rcp import compare_with_reference
 from fluxtrain.mlperf.review.package import STATUSES
-from fluxtrain.mlperf.review.result_rules import Rule, rule
+from fluxtrain.mlperf.review.result_rules import Rule, is_unnamed, rule
 from fluxtrain.mlperf.review.run_rules import batch_faults
 
-_DESCRIPTION = "Correct the system description (--system) and package again."
+_DESCRIPTION = (
+    "Correct the system description, with package by --system, or the logs' own statement."
+)
 _SUBMISSION_RULES = ""
 _OF_NODES = (
     *("number_of_nodes", "accelerators_per_node", "accelerator_model_name"),
@@ -60,8 +62,13 @@ def description_is_enclosed(result: Result) -> Iterator[str]:
 
 @rule("description-is-of-the-logs", _SUBMISSION_RULES, _DESCRIPTION)
 def description_is_of_the_logs(result: Result) -> Iterator[str]:
-    """Submitter, division and status are those of the logs."""
+    """Submitter, division and status are those of the logs, the division also that of the folder."""
     description = result.description
+    above = "" if result.folder is None else result.folder.resolve().parents[3].name
+    for run in result.runs[:1]:
+        stated = run.value("submission_division")
+        if above in ("closed", "open") and stated != above:
+            yield f"the folder is of the division {above}, the logs are of {stated!r}"
     if description is None or not result.runs:
         return
     run = result.runs[0]
@@ -72,8 +79,11 @@ def description_is_of_the_logs(result: Result) -> Iterator[str]:
         "status": STATUSES.get(str(status), status),
     }
     for field, value in logged.items():
-        if value is not None and description.get(field) != value:
+        if not is_unnamed(value) and description.get(field) != value:
             yield f"{field} is {description.get(field)!r} in the description, {value!r} in the logs"
+    nodes = description.get("number_of_nodes")
+    if nodes is not None and count_of(description, "number_of_nodes") is None:
+        yield f"number_of_nodes is {nodes!r} in the description; needed: a whole number"
 
 
 @rule("description-is-of-the-nodes", "2.2", _DESCRIPTION)

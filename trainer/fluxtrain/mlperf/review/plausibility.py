@@ -23,6 +23,7 @@ from fluxtrain.mlperf.review.result_rules import (
     SETTINGS,
     SUBMISSION,
     Rule,
+    is_unnamed,
     measured,
     rule,
     rules_in,
@@ -41,7 +42,6 @@ _COUNTED = re.compile(r"([0-9]{1,9})x")
 _MODEL = re.compile(r"\b(?:GB|MI|B|H|A)[0-9]{2,3}[A-Z]?\b")
 _LEAST_DIFFERENCE, _LEAST_EVALUATIONS = 1e-4, 5
 _SERIES, _PAUSE = 10, 0.9
-_UNNAMED = re.compile(r"placeholder|change.?me|to.?do\b|\btbd\b|<.*>", re.IGNORECASE)
 
 
 @rule("blocks-take-their-time", RUN_RESULTS, _ASK, closed_only=True, kind="note")
@@ -164,8 +164,8 @@ def batch_is_a_count(run: Run) -> Iterator[str]:
 def names_are_filled_in(run: Run) -> Iterator[str]:
     """Organisation and platform are no placeholders of a script; published: 90 logs of 160 have them."""
     for line in run.all("submission_org", "submission_platform"):
-        if _UNNAMED.search(str(line.value)):
-            yield f"{line.place} is {line.value!r}"
+        if is_unnamed(line.value):
+            yield f"{line.key} is {line.value!r}"
 
 
 @rule("caches-of-each-node", "6.1", _ASK, closed_only=True, kind="note")
@@ -226,7 +226,7 @@ def curves_are_of_their_own(result: Result) -> Iterator[str]:
         common = first.keys() & second.keys()
         if len(common) >= _LEAST_EVALUATIONS:
             apart = mean(abs(first[samples] - second[samples]) for samples in common)
-            if 0 < apart < _LEAST_DIFFERENCE:
+            if apart < _LEAST_DIFFERENCE and (apart or len(first) != len(second)):
                 yield f"the losses of {one} and {other} differ by {apart:.2g} in the mean"
 
 
@@ -256,6 +256,7 @@ def seeds_have_no_holes(result: Result) -> Iterator[str]:
         for (_, earlier), (_, later) in pairwise(spans)
     ]
     length = mean(stop - start for (start, stop), _ in spans) if spans else 0
+    holes = list[str]()
     for step, (((_, stop), earlier), ((start, _), later)) in zip(
         steps, pairwise(spans), strict=True
     ):
@@ -263,7 +264,9 @@ def seeds_have_no_holes(result: Result) -> Iterator[str]:
         if 1 in steps and 1 < step <= _SERIES and pause >= _PAUSE * (step - 1):
             left_out = counted(step - 1, "seed")
             where = f"between {earlier.name} and {later.name}"
-            yield f"{left_out} left out {where}, in a pause of {pause:.1f} run lengths"
+            holes.append(f"{left_out} left out {where}, in a pause of {pause:.1f} run lengths")
+    if holes:
+        yield "; ".join(holes)
 
 
 @rule("seeds-are-drawn", "5.1", _ASK, closed_only=True, kind="note")

@@ -102,7 +102,7 @@ def find(paths: Iterable[Path]) -> Tree:
         found, left = _folders(path)
         if not (found or left or logs):
             text = "no log, no output folder of fluxtrain run, and no package or result of flux1"
-            raise ConfigError("PATH", str(path), text)
+            raise ConfigError("PATH", str(path), text if path.exists() else "does not exist")
         for name, log in logs.items():
             runs.setdefault(log.resolve(), (name, log))
         for folder in found:

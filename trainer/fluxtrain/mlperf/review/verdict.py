@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import repeat
 from math import isfinite
 from multiprocessing import get_context
 
 from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
-from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf import rcp
 from fluxtrain.mlperf.compliance import counted, describe_fit, sanitize
 from fluxtrain.mlperf.evidence import Result
@@ -36,6 +36,8 @@ HEADINGS = (
 )
 NUMBERS = ("MINUTES", "SAMPLES", "CONVERGED", "FINDINGS", "NOTES")
 _LONGEST = 40
+_LEAST_COMMON = 5  # evaluations
+_COPIED = "A run is of one result; leave it out of the others."
 _LEAST_LOSS, _MOST_LOSS = 1e-9, 1e9
 
 
@@ -66,29 +68,54 @@ class Verdict:
     @property
     def fits(self) -> str:
         """Return which rulesets the logs pass and what others need."""
+        if not self.needs:
+            return ""
         passed = all(each.rule != COMPLIANCE for each in self.findings)
         return f"ruleset {self.ruleset}: {describe_fit(self.needs, passed, self.month)}"
 
 
-def judge(places: Sequence[Place], ruleset: str | None) -> Iterator[Verdict]:
-    """Yield the verdict on each result, several at a time; errors as from `Place.read`."""
-    cores = min(len(os.sched_getaffinity(0)), len(places))
-    if cores < 2:
-        yield from map(_judge, places, repeat(ruleset))
-        return
-    with ProcessPoolExecutor(cores, get_context("fork")) as pool:
-        for judged in pool.map(_judge_or_why, places, repeat(ruleset)):
-            if not isinstance(judged, Verdict):
-                raise ConfigError(judged[0], UNSET, judged[1])
-            yield judged
+def judge(places: Sequence[Place], ruleset: str | None) -> list[Verdict]:
+    """Return the verdict on each result, judged several at a time.
+
+    One of several that cannot be read has a finding; of a single one errors are as from `Place.read`.
+    """
+    if len(places) < 2:
+        return [_judge(place, ruleset) for place in places]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
+        return list(_with_copies(list(pool.map(_judge_or_why, places, repeat(ruleset)))))
 
 
-def _judge_or_why(place: Place, ruleset: str | None) -> Verdict | tuple[str, str]:
-    """Return the verdict, or what is wrong where: an error does not come from another process."""
+def _judge_or_why(place: Place, ruleset: str | None) -> Verdict:
+    """Return the verdict, or one that says why the result cannot be read."""
     try:
         return _judge(place, ruleset)
     except ConfigError as error:
-        return error.path, str(error).removeprefix(f"{error.path}: ")
+        result = Result(place.name, [], folder=place.folder)
+        found = [Finding("readable-lines", "", place.name, str(error), "")]
+        row = (*whose(result), *"------", "1", "0")
+        told = f"{'/'.join(whose(result))}: not reviewed"
+        return Verdict(
+            place.name, told, True, row, 0, "-", {}, "", None, None, (), found, (), (), ()
+        )
+
+
+def _with_copies(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
+    """Yield the verdicts, with a finding where runs have the losses of another result's."""
+    owners: dict[tuple[tuple[float, float], ...], str] = {}
+    for each in verdicts:
+        copied = dict[str, str]()
+        for name, points in each.curves:
+            owner = owners.setdefault(tuple(points), each.name)
+            if len(points) >= _LEAST_COMMON and owner != each.name:
+                copied[name] = owner
+        text = f"{counted(len(copied), 'run')}, such as {next(iter(copied), '')}, with the losses of runs of "
+        text += " and ".join(dict.fromkeys(copied.values()))
+        more = (
+            [Finding("runs-are-different-runs", "12", each.name, text, _COPIED)] if copied else []
+        )
+        findings = [*each.findings, *more]
+        row = (*each.row[:-2], str(number_of(findings)), each.row[-1])
+        yield replace(each, findings=findings, row=row)
 
 
 def _judge(place: Place, ruleset: str | None) -> Verdict:
