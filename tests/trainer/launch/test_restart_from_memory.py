@@ -23,14 +23,14 @@ slow = pytest.mark.slow
 STEPS, PAUSE = 60, 0.05
 
 
-def arguments(output: Path, *more: str) -> list[str]:
+def arguments(output: Path, *more: str, steps: int = STEPS, port: int = 0) -> list[str]:
     flags = (
-        f"--schedule.steps={STEPS}",
+        f"--schedule.steps={steps}",
         "--checkpoint.every_steps=0",
         "--checkpoint.memory_every_steps=5",
         "--evaluation.every_samples=0",
         "--logging.every_steps=1",
-        "--logging.metrics_port=0",
+        f"--logging.metrics_port={port}",
     )
     return ["run", str(MICRO), f"--output={output}", *flags, *more]
 
@@ -61,8 +61,10 @@ def trainers_of(process: Forked) -> list[int]:
     return [int(child) for child in path.read_text().split()]
 
 
-def start_run(output: Path, *more: str) -> Forked:
-    return start(*arguments(output, *more), log=output.with_suffix(".log"), pause=PAUSE)
+def start_run(output: Path, *more: str, steps: int = STEPS) -> Forked:
+    return start(
+        *arguments(output, *more, steps=steps), log=output.with_suffix(".log"), pause=PAUSE
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,7 @@ def test_a_killed_process_costs_at_most_two_intervals(
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_run_leaves_nothing_in_memory(tmp_path: Path, signum: signal.Signals) -> None:
     output, log = tmp_path / "run", tmp_path / "run.log"
-    run = start_run(output, "--schedule.steps=100000")  # it must not be done before the signal
+    run = start_run(output, steps=100_000)  # it must not be done before the signal
     try:
         wait_for(lambda: newest_step(output) >= 10, run, log)
         assert any(volume_of(output).iterdir())
@@ -126,7 +128,7 @@ def test_the_next_run_removes_what_a_killed_launcher_left(tmp_path: Path) -> Non
 def test_an_error_that_a_restart_only_repeats_ends_the_run_at_once(tmp_path: Path) -> None:
     output = tmp_path / "run"
     started = time.monotonic()
-    done = fluxtrain(*arguments(output), "--logging.metrics_port=1", "--data.source=encoded")
+    done = fluxtrain(*arguments(output, "--data.source=encoded", port=1))
     assert done.returncode == EXIT_USAGE
     assert time.monotonic() - started < 60
     assert not volume_of(output).exists()

@@ -52,7 +52,9 @@ def _answer(plan: Plan, change: str | None) -> list[str]:
 
 
 def gib(num_bytes: float) -> str:
-    """Return ``num_bytes`` in GiB, with three digits."""
+    """Return ``num_bytes`` in GiB, less than a hundredth in MiB, with three digits."""
+    if 0 < num_bytes < 2**30 / 100:
+        return f"{_digits(num_bytes / 2**20)} MiB"
     return f"{_digits(num_bytes / 2**30)} GiB"
 
 

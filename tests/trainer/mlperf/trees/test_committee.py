@@ -194,6 +194,7 @@ def test_a_page_replaces_pages_only(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("submission_org", None, "names-are-filled-in"),
         ("submission_platform", "YOUR_SYSTEM_HERE", "names-are-filled-in"),
         ("number_of_nodes", "four", "number_of_nodes is 'four' in the description"),
+        ("accelerators_per_node", "eight", "accelerators_per_node is 'eight' in the description"),
         ("folder", "open", "the folder is of the division open, the logs are of 'closed'"),
     ],
 )
@@ -203,7 +204,7 @@ def test_what_is_stated_nowhere_or_otherwise_is_said_once(
     folder = write_result(tmp_path / "closed/Thorn", "one", 77_000)
     if key == "folder":
         (tmp_path / "closed").rename(tmp_path / "open")
-    elif key == "number_of_nodes":
+    elif not key.startswith("submission"):
         path = tmp_path / "closed/Thorn/systems/one.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     else:

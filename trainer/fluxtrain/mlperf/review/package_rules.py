@@ -81,9 +81,9 @@ def description_is_of_the_logs(result: Result) -> Iterator[str]:
     for field, value in logged.items():
         if not is_unnamed(value) and description.get(field) != value:
             yield f"{field} is {description.get(field)!r} in the description, {value!r} in the logs"
-    nodes = description.get("number_of_nodes")
-    if nodes is not None and count_of(description, "number_of_nodes") is None:
-        yield f"number_of_nodes is {nodes!r} in the description; needed: a whole number"
+    for field in ("number_of_nodes", "accelerators_per_node"):
+        if description.get(field) is not None and count_of(description, field) is None:
+            yield f"{field} is {description[field]!r} in the description; needed: a whole number"
 
 
 @rule("description-is-of-the-nodes", "2.2", _DESCRIPTION)
