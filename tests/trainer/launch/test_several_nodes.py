@@ -32,12 +32,17 @@ class Run:
     def node(self, rank: int | None, nodes: str, *options: str) -> Forked:
         """Start a node; options given here override those of all nodes."""
         rank_option = [] if rank is None else [f"--node-rank={rank}"]
-        node = start(
-            *("run", str(MICRO), f"--output={self.output}", f"--nodes={nodes}", *rank_option),
+        usual = (
             *(f"--rendezvous=127.0.0.1:{self.port}", "--processes=1", f"--schedule.steps={STEPS}"),
             *("--checkpoint.every_steps=10", "--logging.every_steps=1", "--logging.ledger=true"),
             *("--evaluation.every_samples=0", "--evaluation.at_end=false"),
-            *("--logging.metrics_port=0", *options),
+            "--logging.metrics_port=0",
+        )
+        given = {option.partition("=")[0] for option in options}
+        node = start(
+            *("run", str(MICRO), f"--output={self.output}", f"--nodes={nodes}", *rank_option),
+            *(option for option in usual if option.partition("=")[0] not in given),
+            *options,
             log=self.log(len(self.nodes)),
             pause=PAUSE,
         )
