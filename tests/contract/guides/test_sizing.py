@@ -115,8 +115,15 @@ def rows() -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def test_the_page_is_what_plan_says() -> None:
-    text = HEADER + "\n".join(rows()) + "\n"
+def test_the_page_and_the_readme_are_what_plan_says() -> None:
+    found = list(rows())
+    text = HEADER + "\n".join(found) + "\n"
+    readme = (ROOT / "README.md").read_text()
+    lora = next(row.split(" | ") for row in found if "1 × MI300X" in row)
+    used, _, total = lora[2].partition(" of ")
+    assert f"1 × MI300X, {used} GiB of {total} by plan, about {lora[5]}\n" in readme
+    minutes = next(row.split(" | ")[5] for row in found if "64 × MI300X" in row)
+    assert f"predicts {minutes}utes to the target on 64 × MI300X" in readme
     if os.environ.get("UPDATE_GOLDEN"):
         PAGE.write_text(text)
     assert PAGE.read_text() == text
