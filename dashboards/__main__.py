@@ -57,6 +57,8 @@ def draw_job(arguments: argparse.Namespace) -> int:
         "$__rate_interval": arguments.rate_interval,
     }
     titles = arguments.panels.split(",") if arguments.panels else ()
+    if unknown := set(titles) - {panel.title for panel in JOB.panels}:
+        sys.exit(f"--panels: {', '.join(sorted(unknown))}: no panel of the job dashboard")
     for title in draw(JOB, arguments.prometheus, values, span, arguments.output, titles):
         print(f"no data: {title}")
     print(f"wrote {arguments.output}")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from dashboards.__main__ import CHART, generated
+from dashboards.__main__ import CHART, generated, main
 from dashboards.draw import Curve, last_values
 from dashboards.grafana import Dashboard, substitute
 from dashboards.job_page import JOB
@@ -62,6 +62,11 @@ def concrete(expr: str, namespace: str) -> str:
 
 def queries(dashboard: Dashboard) -> list[str]:
     return [query.expr for panel in dashboard.panels for query in panel.queries]
+
+
+def test_a_panel_that_does_not_exist_is_named() -> None:
+    with pytest.raises(SystemExit, match="--panels: Los: no panel of the job dashboard"):
+        main(["draw", "--job=job", "--panels=Loss,Los"])
 
 
 @pytest.mark.parametrize("path", generated(), ids=lambda path: path.name)

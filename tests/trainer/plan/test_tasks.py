@@ -22,6 +22,7 @@ from fluxtrain.parallel.compile import attention_backend
 from fluxtrain.parallel.parallelize import allocate, empty_model
 from fluxtrain.plan import measurement
 from fluxtrain.plan.measurement import Step, eager, fake_world
+from fluxtrain.plan.table import gib
 from fluxtrain.runtime.devices import find_gpu
 from fluxtrain.train.memory import forward_memory
 from fluxtrain.train.micro_batch import USABLE
@@ -44,6 +45,14 @@ def planned(capsys: pytest.CaptureFixture[str], file: Path, *options: str) -> li
     assert main(["plan", str(file), "--json", *options]) == EXIT_OK
     found: list[Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "said"),
+    [(0, "0 GiB"), (2**18, "0.25 MiB"), (2**24, "0.0156 GiB"), (2**40 - 1, "1,024 GiB")],
+)
+def test_memory_is_in_gib_but_for_the_least(num_bytes: int, said: str) -> None:
+    assert gib(num_bytes) == said
 
 
 def test_a_benchmark_has_a_plan_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -236,8 +236,13 @@ def best_fit(needed: Mapping[str, Sequence[str]], month: str) -> str:
     """Return which of the rulesets that need least is that of the round of ``month``, else the newest."""
     least = min(map(len, needed.values()))
     equal = [ruleset for ruleset in RULESETS if len(needed[ruleset]) == least]
-    dated = next((ruleset for since, until, ruleset in _ROUNDS if since <= month <= until), "")
+    dated = _ruleset_of(month)
     return dated if dated in equal else equal[-1]
+
+
+def _ruleset_of(month: str) -> str:
+    """Return the ruleset of the round of ``month``, empty if it is of none."""
+    return next((ruleset for since, until, ruleset in _ROUNDS if since <= month <= until), "")
 
 
 def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool, month: str) -> str:
@@ -245,9 +250,8 @@ def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool, month: str) 
     fits = [ruleset for ruleset in RULESETS if not needed[ruleset]]
     head = f"{'passes' if passed else 'its keys fit'} {' and '.join(fits) or 'no ruleset'}"
     texts = [f"{name} needs {_some(needed[name])}" for name in RULESETS if needed[name]]
-    for since, until, ruleset in _ROUNDS if len(fits) > 1 else ():
-        if since <= month <= until and ruleset in fits:
-            texts.append(f"the logs are of {month}: round {ruleset.removesuffix('.0')}")
+    if len(fits) > 1 and (dated := _ruleset_of(month)) in fits:
+        texts.append(f"the logs are of {month}: round {dated.removesuffix('.0')}")
     return "; ".join([head, *texts])
 
 

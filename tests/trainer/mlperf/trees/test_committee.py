@@ -177,6 +177,16 @@ def test_runs_of_another_result_are_found_and_a_copied_part_too(
     assert "curves-are-of-their-own" in capsys.readouterr().out
 
 
+def test_what_is_not_there_and_what_is_too_many_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["mlperf", "review", str(tmp_path / "nothing")]) == EXIT_USAGE
+    assert capsys.readouterr().err.rstrip().endswith("does not exist")
+    folder = write_result(tmp_path / "Thorn", "one", 77_000, [28] * 12)
+    assert main(["mlperf", "review", str(folder)]) == EXIT_ERROR
+    assert "12 runs; needed: 10, the consecutive ones with" in capsys.readouterr().out
+
+
 def test_a_page_replaces_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = write_result(tmp_path / "Thorn", "one", 77_000) / "result_0.txt"
     text = log.read_text()

@@ -80,14 +80,11 @@ def _row(number: int, verdict: Verdict, kinds: Sequence[str]) -> str:
     cells[1] = f'<a href="#result{number}">{cells[1]}</a>'
     bad = {HEADINGS.index("FINDINGS")} if verdict.findings else set()
     bad |= {HEADINGS.index("REFERENCE")} if "refused" in verdict.row else set()
-    return (
-        "<tr>"
-        + "".join(
-            f'<td class="{kind}{" bad" if index in bad else ""}">{cell}</td>'
-            for index, (kind, cell) in enumerate(zip(kinds, cells, strict=True))
-        )
-        + "</tr>"
+    shown = "".join(
+        f'<td class="{kind}{" bad" if index in bad else ""}">{cell}</td>'
+        for index, (kind, cell) in enumerate(zip(kinds, cells, strict=True))
     )
+    return f"<tr>{shown}</tr>"
 
 
 def _section(number: int, verdict: Verdict) -> str:

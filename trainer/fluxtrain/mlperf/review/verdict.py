@@ -108,12 +108,13 @@ def _with_copies(verdicts: Sequence[Verdict]) -> Iterator[Verdict]:
             owner = owners.setdefault(tuple(points), each.name)
             if len(points) >= _LEAST_COMMON and owner != each.name:
                 copied[name] = owner
-        text = f"{counted(len(copied), 'run')}, such as {next(iter(copied), '')}, with the losses of runs of "
-        text += " and ".join(dict.fromkeys(copied.values()))
-        more = (
-            [Finding("runs-are-different-runs", "12", each.name, text, _COPIED)] if copied else []
-        )
-        findings = [*each.findings, *more]
+        if not copied:
+            yield each
+            continue
+        runs = f"{counted(len(copied), 'run')}, such as {next(iter(copied))},"
+        text = f"{runs} with the losses of runs of {' and '.join(dict.fromkeys(copied.values()))}"
+        found = Finding("runs-are-different-runs", "12", each.name, text, _COPIED)
+        findings = [*each.findings, found]
         row = (*each.row[:-2], str(number_of(findings)), each.row[-1])
         yield replace(each, findings=findings, row=row)
 
