@@ -67,12 +67,10 @@ class Agents:
         self.processes.append(process)
         return process
 
-    def service(self, nodes: str = "1:2", *options: str) -> Forked:
+    def service(self, nodes: str = "1:2", *options: str, members_port: int = 0) -> Forked:
+        ports = [f"--port={self.port}", f"--members-port={members_port}"]
         key = f"--key={self.folder / 'key'}"
-        return self.start(
-            *("rendezvous", f"--port={self.port}", "--members-port=0"),
-            *(f"--nodes={nodes}", key, *options),
-        )
+        return self.start("rendezvous", *ports, f"--nodes={nodes}", key, *options)
 
     def agent(
         self, nodes: str = "1:2", processes: int = 1, restarts: str = "100", **more: str
@@ -190,7 +188,7 @@ def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Age
     """Its peer's trainer fails too, sooner or later than its agent hears of it."""
     agents.configure({"schedule": {"steps": 1_000_000}})
     port = free_port()
-    service = agents.service("2:2", f"--members-port={port}")
+    service = agents.service("2:2", members_port=port)
     started = [agents.agent(nodes="2:2") for _ in range(2)]
     causes = list[str]()
     for number in (0, 1, 0):
@@ -199,7 +197,7 @@ def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Age
         causes.append("ProcessKilled")
         agents.wait_for(lambda: told_causes(port) == causes)
     service.kill()
-    agents.service("2:2", f"--members-port={port}")
+    agents.service("2:2", members_port=port)
     agents.wait_for(lambda: told_causes(port) == causes)
     agents.wait_for_step(agents.step() + 10)
     assert told_causes(port) == causes
@@ -335,7 +333,7 @@ def test_the_peer_of_an_agent_that_fails_continues_from_memory_with_its_successo
     """Without a checkpoint. The agent whose restarts are used up leaves, and closes nothing."""
     agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
     port = free_port()
-    agents.service("2:2", f"--members-port={port}")
+    agents.service("2:2", members_port=port)
 
     def start(name: str, restarts: str) -> Forked:
         (agents.folder / name).mkdir()
@@ -405,10 +403,10 @@ def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
     agents: Agents, processes: int, frozen: int
 ) -> None:
     """Local rank 0, which serves the progress of its node, may be the one that does not answer."""
-    port, members = free_port(), f"--members-port={free_port()}"
+    port, members = free_port(), free_port()
     agents.configure({"logging": {"metrics_port": port}})
     service, agent = (
-        agents.service("1:1", members),
+        agents.service("1:1", members_port=members),
         agents.agent("1:1", processes, FLUXTRAIN_POD_UID="uid-0"),
     )
     agents.wait_for_step(5)
@@ -428,15 +426,16 @@ def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
             build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/progress", timeout=1)
     hung = agents.step()
     service.kill()
-    agents.service("1:1", members, f"--ended=1:{rank['generation']}")  # as the operator does
+    ended = f"--ended=1:{rank['generation']}"  # as the operator does
+    agents.service("1:1", ended, members_port=members)
     agents.wait_for(lambda: not any("frozen" in rank for rank in reported_ranks(members)))
     agents.wait_for_step(hung + 5)
     assert not set(pids) & set(children(agent.pid))
 
 
-def reported_ranks(members: str) -> list[dict[str, Any]]:
+def reported_ranks(members_port: int) -> list[dict[str, Any]]:
     """Return the ranks that the agents report through the service."""
-    address = f"http://127.0.0.1:{members.rpartition('=')[2]}/progress"
+    address = f"http://127.0.0.1:{members_port}/progress"
     try:
         with build_opener(ProxyHandler({})).open(address, timeout=5) as response:
             ranks: list[dict[str, Any]] = json.loads(response.read())["ranks"]
