@@ -22,7 +22,13 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.model import flux as latents
 from fluxtrain.model import layers
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock, rotation
-from fluxtrain.model.cost import activation_bytes, saved_by_double_block, saved_by_single_block
+from fluxtrain.model.cost import (
+    BYTES,
+    first_layers_bytes,
+    last_layers_bytes,
+    saved_by_double_block,
+    saved_by_single_block,
+)
 from fluxtrain.model.flops import recomputed_blocks
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
@@ -394,6 +400,22 @@ def test_the_error_of_gradients_that_are_summed_in_bfloat16_is_told(
     lines = render(make_plan(resolve(merge(run, changes)), 1, 8)).splitlines()
     (line,) = (line for line in lines if line.startswith("  micro batch "))
     assert line.endswith(f" {says}")
+
+
+def activation_bytes(config: RunConfig) -> tuple[int, int]:
+    """Return the bytes saved per sample until backward, and those of a block that is being recomputed."""
+    tokens = config.image_tokens + config.data.text_length
+    inputs = tokens * config.model.hidden_size * BYTES[config.precision.compute]
+    kept, live = first_layers_bytes(config) + last_layers_bytes(config), 0
+    depth, singles = config.model.depths.values()
+    fraction = config.parallel.activation_checkpointing
+    for saved, num_blocks, recomputed in (
+        (saved_by_double_block(config), depth, recomputed_blocks(depth, fraction)),
+        (saved_by_single_block(config), singles, recomputed_blocks(singles, fraction, depth)),
+    ):
+        kept += (num_blocks - recomputed) * saved.bytes(tokens) + recomputed * inputs
+        live = max(live, saved.bytes(tokens)) if recomputed else live
+    return kept, live
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ class RowBlock:
 
     @property
     def rank(self) -> int:
-        """Return the rank."""
         return len(self.down)
 
     @property
@@ -214,10 +213,6 @@ class _Dense:
     def resized(self, rank: int) -> Update:
         """Return the low-rank update of ``rank`` or less with the largest singular values; scale 1."""
         return truncated(self.delta(), rank)
-
-
-FACTORS = ("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
-"""LyCORIS' names of the tensors; w1 is ``w1_a`` times ``w1_b`` where it is of low rank, and so is w2."""
 
 
 @dataclass(frozen=True)

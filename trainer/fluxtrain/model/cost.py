@@ -16,7 +16,7 @@ from math import prod
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
-from fluxtrain.model.flops import recomputed_blocks, rows_of
+from fluxtrain.model.flops import rows_of
 from fluxtrain.model.layers import (
     adapters_of_blocks,
     block_index,
@@ -40,34 +40,7 @@ class Saved:
     per_sample: int
 
     def bytes(self, tokens: int) -> int:
-        """Return the bytes for one sample of ``tokens`` tokens."""
         return self.per_token * tokens + self.per_sample
-
-
-def activation_bytes(config: RunConfig) -> tuple[int, int]:
-    """Return the bytes saved per sample until backward, and those of the block that is being recomputed.
-
-    The second is 0 without activation checkpointing.
-    """
-    tokens = config.image_tokens + config.data.text_length
-    kept = live = 0
-    for saved, num_blocks, recomputed in _kinds(config):
-        inputs = tokens * config.model.hidden_size * BYTES[config.precision.compute]
-        kept += (num_blocks - recomputed) * saved.bytes(tokens) + recomputed * inputs
-        if recomputed:
-            live = max(live, saved.bytes(tokens))
-    return kept + first_layers_bytes(config) + last_layers_bytes(config), live
-
-
-def _kinds(config: RunConfig) -> list[tuple[Saved, int, int]]:
-    """Return for each kind of block: the bytes of one, the number of blocks, how many are recomputed."""
-    model, fraction = config.model, config.parallel.activation_checkpointing
-    double, single = saved_by_double_block(config), saved_by_single_block(config)
-    depth, singles = model.depths.values()
-    return [
-        (double, depth, recomputed_blocks(depth, fraction)),
-        (single, singles, recomputed_blocks(singles, fraction, depth)),
-    ]
 
 
 def saved_by_double_block(config: RunConfig) -> Saved:
@@ -168,7 +141,6 @@ def first_layers_bytes(config: RunConfig) -> int:
 
 
 def last_layers_bytes(config: RunConfig) -> int:
-    """Return the bytes that the last layer and the loss save for one sample."""
     width, model = BYTES[config.precision.compute], config.model
     image, text = config.image_tokens, config.data.text_length
     last = (image + text) * model.hidden_size + 2 * image * model.hidden_size

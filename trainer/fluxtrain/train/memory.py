@@ -178,7 +178,6 @@ class Passes:
         self._reshards = config.parallel.reshards
         # with replicas the gradients of another dtype are kept until backward ends, as they are all-reduced
         self._keeps_reduced = sharding.dp_replicate > 1 and self._reduce != self._weight
-        self._plain = count_parameters(config.model)
         self._trained = count_trained(config.model, config.adapter)
         self._trained_padded = count_trained(config.model, config.adapter, self._shards)
         self._is_frozen = config.adapter is not None
