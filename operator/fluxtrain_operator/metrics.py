@@ -38,7 +38,6 @@ class _DistrustCollector(Collector):
     read: Callable[[], Distrust] = lambda: NO_DISTRUST
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metric."""
         text = (
             "Faults attributed to a node, halved every four hours; from 2.5 on new pods exclude it."
         )
@@ -57,7 +56,6 @@ class _TimeCollector(Collector):
     """Time of creation, time spent and goodput of all unfinished jobs that have started."""
 
     def set(self, key: Key, job: Job, status: Status) -> None:
-        """Store the new status of a job."""
         if status.time_spent is None or finished(status):
             self.discard(key)
         else:
@@ -68,7 +66,6 @@ class _TimeCollector(Collector):
         self._jobs.pop(key, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metrics."""
         labels = ["namespace", "fluxtraining"]
         ratio = GaugeMetricFamily(
             "fluxtrain_operator_goodput_ratio",
@@ -99,7 +96,6 @@ class Metrics:
     """Unix time of the last watch event by kind."""
 
     def __post_init__(self) -> None:
-        """Register the metrics."""
         options: dict[str, Any] = {"namespace": "fluxtrain_operator", "registry": self.registry}
         self.reconcile_seconds = Histogram(
             "reconcile_seconds", "Duration of a reconcile.", buckets=_FAST, **options
@@ -168,11 +164,9 @@ class Metrics:
         self._distrust.read = read
 
     def count_request(self, method: str, resource: str) -> None:
-        """Count a request to the API server."""
         self.api_requests.labels(method, resource).inc()
 
     def record_watch_event(self, kind: str) -> None:
-        """Record the time of an event from the watch of ``kind``."""
         if kind not in self._last_event:
             self.watch_age.labels(kind).set_function(lambda: time.time() - self._last_event[kind])
         self._last_event[kind] = time.time()

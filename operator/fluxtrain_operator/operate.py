@@ -248,11 +248,9 @@ class Health:
         self.unserved: Callable[[], tuple[bool, list[str]]] = lambda: (False, [])
 
     def record_response(self) -> None:
-        """Record a response of the API server."""
         self._last_response = time.monotonic()
 
     def start_work(self, work: object) -> None:
-        """Record the start of ``work``."""
         self._started[work] = time.monotonic()
 
     def finish_work(self, work: object) -> None:

@@ -107,7 +107,6 @@ class JoinedDataError(DataError):
     """Several files are unusable; one line for each."""
 
     def __init__(self, lines: list[str]) -> None:
-        """Join ``lines``."""
         super().__init__(lines[0])
         self.args = ("\n".join(map(one_line, lines)),)
 

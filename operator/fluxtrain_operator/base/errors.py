@@ -30,6 +30,5 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, reason: str = "", server_message: str = ""
     ) -> None:
-        """Keep the HTTP ``status``, and ``reason`` and message of the response."""
         self.status, self.reason, self.server_message = status, reason, server_message
         super().__init__(message)

@@ -147,17 +147,14 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return metadata.name."""
         return self.training.metadata.name
 
     @property
     def namespace(self) -> str:
-        """Return metadata.namespace."""
         return self.training.metadata.namespace or "default"
 
     @property
     def spec(self) -> Spec:
-        """Return the spec."""
         return self.training.spec
 
     @property

@@ -295,7 +295,6 @@ def _annotation_holds(key: Any, policy: JobPolicy) -> bool:
 
 
 NO_TEMPLATE = (fields(_TEMPLATE),)
-"""No field of the template may be set."""
 
 RESTRICTED = (
     Limit(
@@ -374,7 +373,6 @@ LISTED = (
 
 
 def limits_of(policy: JobPolicy) -> tuple[Limit, ...]:
-    """Return the limits that ``policy`` sets."""
     of_template = {"none": NO_TEMPLATE, "restricted": RESTRICTED, "any": ()}
     return (*of_template[policy.pod_template], *LISTED)
 

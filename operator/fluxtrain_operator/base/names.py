@@ -20,7 +20,6 @@ LABEL_JOB = _LABEL_JOB  # in the contract, as ``fluxtrain mlperf package`` selec
 """On every object of a job: the operator watches what has it, whatever its value."""
 
 FIELD_MANAGER = "fluxtrain-operator"
-"""Field manager of the operator's changes."""
 MANAGED_BY = "fluxtrain.dev/operator"
 """The value of ``spec.managedBy`` of the jobs that this operator reconciles."""
 
@@ -61,7 +60,6 @@ TRAINER, RENDEZVOUS = "trainer", "rendezvous"
 """Components, and the names of the main containers of their pods."""
 
 RENDEZVOUS_VERSION = "2"
-"""Version of the messages of agents and rendezvous."""
 
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_GROUP = "kueue.x-k8s.io/pod-group-name"
@@ -141,7 +139,6 @@ def revision(job: str, content_hash: str) -> str:
 
 
 def network_policy(job: str) -> str:
-    """Return the name of the network policy."""
     return bounded(job, "-network")
 
 
@@ -161,12 +158,10 @@ def kueue_group(job: str, attempt: int) -> str:
 
 
 def selector(job: str) -> dict[str, str]:
-    """Return the labels that select all pods of ``job``."""
     return {LABEL_JOB: job}
 
 
 def trainer_selector(job: str) -> dict[str, str]:
-    """Return the labels that select the training pods of ``job``."""
     return {LABEL_JOB: job, LABEL_COMPONENT: TRAINER}
 
 
@@ -176,7 +171,6 @@ def as_text(selector: Mapping[str, str]) -> str:
 
 
 def labels(job: str, component: str) -> dict[str, str]:
-    """Return the labels of an object of ``job``."""
     return {
         LABEL_NAME: "fluxtrain",
         LABEL_INSTANCE: job,
@@ -204,7 +198,6 @@ def seconds(text: object) -> float | None:
 
 
 def earliest(times: Iterable[float | None]) -> float | None:
-    """Return the earliest of ``times``; None if there is none."""
     return min((time for time in times if time is not None), default=None)
 
 

@@ -114,7 +114,6 @@ class Matcher:
         return Matcher(patterns)
 
     def mark(self, kind: str, name: object, value: object) -> bool:
-        """Return whether ``name`` with ``value`` is a mark of ``kind``."""
         pattern = self.patterns[kind]
         return pattern is not None and pattern.fullmatch(f"{name}={value or ''}") is not None
 

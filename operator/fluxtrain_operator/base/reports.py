@@ -182,7 +182,6 @@ class Progress:
         return replace(self, seconds_since_step=since)
 
     def with_ranks(self, others: Iterable[Progress]) -> Progress:
-        """Return this progress with the ranks of ``others`` too."""
         ranks = {rank.rank: rank for other in (*others, self) for rank in other.ranks}
         return replace(self, ranks=tuple(ranks[rank] for rank in sorted(ranks)))
 

@@ -57,12 +57,10 @@ class Cache:
         self.applied = AppliedObjects()
 
     def job(self, key: Key) -> Manifest | None:
-        """Return the job, or None if there is none."""
         return self._jobs.get(key)
 
     @property
     def jobs(self) -> list[Key]:
-        """Return the keys of all jobs."""
         return list(self._jobs)
 
     def active_namespaces(self) -> set[str]:
@@ -299,7 +297,6 @@ class Cache:
             self.set_pod(manifest)
 
     def remove_pod(self, key: Key, uid: str) -> None:
-        """Remove the pod with ``uid``."""
         for pod in self._labelled(key):
             if pod["metadata"]["uid"] == uid:
                 self.set_pod(pod, deleted=True)
@@ -443,7 +440,6 @@ class AppliedObjects:
     """By the uid of the job, then by kind and name."""
 
     def __len__(self) -> int:
-        """Return the number of objects."""
         return len(self._entries)
 
     def of(self, uid: str, kinds: Mapping[str, str]) -> dict[Name, Applied]:

@@ -39,7 +39,6 @@ class LeaseTiming:
     retry_period: float = 2.0
     """Interval of renewals, and of the reads of replicas that stand by."""
     request_timeout: float = 5.0
-    """Timeout of one request."""
 
 
 DEFAULT_TIMING = LeaseTiming()

@@ -295,7 +295,6 @@ def _error(status: int, path: str, details: object) -> ApiError:
 Reference = Mapping[str, str]
 """``apiVersion``, ``kind``, ``name``, ``namespace`` and ``uid`` of an object."""
 CreateEvent = Callable[[Reference, Event], Awaitable[None]]
-"""Creates an event about an object."""
 REASON = "Unreadable"
 MAX_KNOWN = 1000
 """Objects that are remembered; of more, the oldest are reported again when they are read again."""

@@ -75,7 +75,6 @@ class ProgressPoller:
         self._num_silent = 0
 
     def __len__(self) -> int:
-        """Return the number of polled jobs."""
         return len(self._jobs)
 
     def start(self, key: Key, port: int) -> None:

@@ -88,7 +88,6 @@ class Reconciler:
     """Loaded jobs with their uids and specs."""
 
     def __post_init__(self) -> None:
-        """Create the executor and the pollers."""
         self.executor = Executor(self.cache, self.api)
         self.poller = ProgressPoller(self.cache, self.api.fetch_progress, self.enqueue)
         self.metrics.watch_distrust(self._distrust)

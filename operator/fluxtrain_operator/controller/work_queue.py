@@ -41,7 +41,6 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
 
     def __len__(self) -> int:
-        """Return the number of queued keys."""
         return len(self._queued)
 
     def add(self, key: Key) -> None:
@@ -102,7 +101,6 @@ class FairQueue:
     """Keys in order of arrival within a namespace; of several namespaces, one key of each in turn."""
 
     def __init__(self) -> None:
-        """Start empty, without a limit."""
         self.max_per_namespace = 1_000_000
         """Keys of one namespace that may be processed at a time; the others' workers stay free."""
         self._waiting: OrderedDict[str, deque[Key]] = OrderedDict()
@@ -110,7 +108,6 @@ class FairQueue:
         self._changed = asyncio.Event()
 
     def put(self, key: Key) -> None:
-        """Add ``key``."""
         self._waiting.setdefault(key[0], deque()).append(key)
         self._changed.set()
 
@@ -148,7 +145,6 @@ class Pace:
     """Lets callers go on one after the other, the first of them at once."""
 
     def __init__(self, per_second: float) -> None:
-        """Let ``per_second`` callers go on."""
         self._interval, self._next = 1.0 / per_second, float("-inf")
 
     async def wait(self) -> None:

@@ -146,13 +146,11 @@ class KubectlError(Exception):
     """kubectl failed; the text is for people."""
 
     def __init__(self, message: str, exit_code: int = EXIT_ERROR, not_found: bool = False) -> None:
-        """Keep ``message``, the ``exit_code`` of the plugin, and whether the object does not exist."""
         self.exit_code, self.not_found = exit_code, not_found
         super().__init__(message)
 
 
 def error_of(stderr: str) -> KubectlError:
-    """Return the error that kubectl's ``stderr`` reports."""
     lines = [line for line in stderr.splitlines() if line.strip() and not _KLOG.match(line)]
     text = "\n".join(line for line in lines if not line.startswith("Warning:"))
     for pattern, make in _ERRORS:

@@ -184,7 +184,6 @@ class Facts:
 
     @property
     def spec(self) -> Manifest:
-        """Return the spec."""
         return self.objects.job.get("spec") or {}
 
     @property
@@ -214,12 +213,10 @@ class Facts:
 
     @property
     def min_nodes(self) -> int:
-        """Return ``spec.nodes.min``."""
         return int((self.spec.get("nodes") or {}).get("min", 1))
 
     @cached_property
     def conditions(self) -> dict[str, Mapping[str, Any]]:
-        """Return the conditions by type."""
         return {c.get("type", ""): c for c in self.status.get("conditions") or ()}
 
     def condition(self, kind: str) -> Mapping[str, Any]:

@@ -456,5 +456,4 @@ def _requested_before(situation: Situation) -> int:
 
 
 def object_key(manifest: Manifest) -> tuple[str, str]:
-    """Return kind and name of the object in ``manifest``."""
     return manifest["kind"], manifest["metadata"]["name"]

@@ -87,7 +87,6 @@ class Guard:
 
     @cached_property
     def on_not_ready_nodes(self) -> tuple[Pod, ...]:
-        """Return the current pods that run on nodes that are not ready."""
         return tuple(pod for pod in self._running if not self._node(pod).ready)
 
     @cached_property

@@ -73,7 +73,6 @@ class CreateFailure:
         return self.reason in _NAME_CONFLICTS
 
     def for_object(self, manifest: Mapping[str, Any]) -> CreateFailure:
-        """Return the same failure of the object in ``manifest``."""
         metadata = manifest["metadata"]
         number = metadata["annotations"].get(names.ANNOTATION_REPLACEMENT)
         kind, name = manifest["kind"], metadata["name"]
@@ -171,7 +170,6 @@ def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_controlled_by(manifest: Mapping[str, Any], uid: object) -> bool:
-    """Return whether the controller of the object has ``uid``."""
     return bool(uid) and controller_of(manifest).get("uid") == uid
 
 
@@ -205,7 +203,6 @@ class Pod:
     ended_generation: tuple[int, int] = (0, 0)
     """Attempt and generation up to which a rendezvous pod ends generations."""
     revision: str = ""
-    """Name of its revision."""
     phase: str = "Pending"
     ready: bool = False
     node: str = ""
@@ -241,7 +238,6 @@ class Pod:
     has_probe: bool = False
     """Whether the kubelet ends the main container if a liveness or startup probe fails."""
     excludes_nodes: bool = False
-    """Whether it excludes nodes for their faults."""
     changed_labels: tuple[str, ...] = ()
     """Keys of labels that somebody has changed since its creation."""
     rendezvous_version: str = ""

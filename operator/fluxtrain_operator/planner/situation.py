@@ -56,7 +56,6 @@ class Situation:
         return Situation(job, observed, now, attempt)
 
     def in_attempt(self, attempt: int) -> Situation:
-        """Return the same situation in ``attempt``."""
         return self if attempt == self.attempt else replace(self, attempt=attempt)
 
     def after(
@@ -230,7 +229,6 @@ class Situation:
         return pod.created + _RENDEZVOUS_SECONDS
 
     def include_rendezvous(self, failures: Iterable[CreateFailure]) -> bool:
-        """Return whether one of ``failures`` is of a rendezvous pod."""
         return any(names.is_rendezvous(self.job.name, failure.name) for failure in failures)
 
     @property
@@ -352,7 +350,6 @@ class Situation:
 
     @property
     def last_step_time(self) -> float | None:
-        """Return the Unix time of the last step."""
         return seconds(self.progress.last_step_time) if self.progress else None
 
     @property

@@ -130,7 +130,6 @@ _GANGS: dict[str, Gang] = {
 
 
 def gang_of(job: Job) -> Gang:
-    """Return the gang scheduling of ``job``."""
     return _GANGS[job.spec.scheduling.gang]
 
 
@@ -173,7 +172,6 @@ class Queueing:
         return {}
 
     def pod_annotations(self, job: Job, index: int) -> dict[str, str]:
-        """Return the annotations of the training pod ``index``."""
         return {}
 
     def fits(self, started_max: int, nodes_max: int) -> bool:
@@ -239,7 +237,6 @@ _NO_QUEUE, _KUEUE = Queueing(), Kueue()
 
 
 def queueing_of(job: Job) -> Queueing:
-    """Return how the pods of ``job`` are queued."""
     return _NO_QUEUE if job.spec.scheduling.local_queue is None else _KUEUE
 
 

@@ -136,6 +136,5 @@ def revision_of(job: Job, pod_templates: Mapping[str, Manifest]) -> Revision:
 
 
 def revision_config_map(job: Job, revision: Revision) -> Manifest:
-    """Return the config map with ``revision``."""
     name, data = revision.name, dict(revision.data)
     return supporting_object(job, "v1", "ConfigMap", name, hashed=name, immutable=True, data=data)

@@ -232,7 +232,6 @@ def with_key(volume: Manifest, job: Job) -> Manifest:
 
 
 def key_mount() -> Manifest:
-    """Return the mount of `key_volume`."""
     return {"name": KEY_VOLUME, "mountPath": KEY_PATH, "readOnly": True}
 
 
@@ -294,7 +293,6 @@ def flush_container(job: Job) -> list[Manifest]:
 
 
 def flushed_volume(job: Job) -> list[Manifest]:
-    """Return the volume with the time of the flush."""
     return [{"name": FLUSHED_VOLUME, "emptyDir": {"sizeLimit": "1Mi"}}] if flushes(job) else []
 
 

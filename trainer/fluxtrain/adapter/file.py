@@ -372,7 +372,6 @@ class AdapterFile:
 
     @staticmethod
     def of(path: Path, contents: Contents) -> AdapterFile:
-        """Return the file at ``path`` with ``contents``."""
         return AdapterFile(path, contents.adapter, contents.metadata, contents.dtype, contents)
 
     @property

@@ -50,7 +50,6 @@ class MergedWeights:
                 )
 
     def verify(self, world: World, alive: Alive) -> None:
-        """Verify the base."""
         self.base.verify(world, alive)
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:

@@ -311,7 +311,6 @@ class Published:
         return self.image_size, self.text_length, self.compute
 
     def __str__(self) -> str:
-        """Return the figure, for people."""
         rate, batch = self.images_per_second_per_gpu, self.micro_batch_size
         return f"{rate} images/s per GPU at batch {batch} on {self.gpu} ({self.source})"
 

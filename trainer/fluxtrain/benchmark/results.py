@@ -74,7 +74,6 @@ class Trial:
     """False: it only shows whether the batch fits."""
 
     def __str__(self) -> str:
-        """Return the trial, for people."""
         ranks = "1 rank" if self.num_ranks == 1 else f"{self.num_ranks} ranks"
         if self.has_equal_batches:
             return f"{self.setting}, {ranks}, batch {self.micro_batch_size} each"
@@ -93,7 +92,6 @@ class Trial:
         return math.ceil(max(1, config.benchmark.steps // NUM_PARTS) / sizes) * sizes
 
     def num_steps(self, config: RunConfig) -> int:
-        """Return the steps of the trial."""
         parts = NUM_PARTS if self.is_measured else 1
         steps = config.benchmark.warmup_steps if self.is_measured else 0
         return self.part_steps(config) * (math.ceil(steps / self.part_steps(config)) + parts)
@@ -451,7 +449,6 @@ class TrialRunner:
     def __init__(
         self, config: RunConfig, paths: RunPaths, world: World, endpoint: Endpoint
     ) -> None:
-        """Take part as this rank of ``world``."""
         self._config, self._world, self._endpoint = config, world, endpoint
         self._folder = paths.output / FOLDER
 

@@ -87,7 +87,6 @@ class BrokenRulesError(ValueError):
     """Some rules of one model do not hold; pydantic reports it with the path of the model."""
 
     def __init__(self, model: StrictModel, broken: list[Rule]) -> None:
-        """Keep ``model`` and its ``broken`` rules for the message."""
         self.model, self.broken = model, broken
         super().__init__("; ".join(f"{rule.field} {rule.message}" for rule in broken))
 
@@ -200,7 +199,6 @@ def near_miss(given: str, names: Iterable[str]) -> str:
 
 
 def closest(given: str, names: Iterable[str]) -> str | None:
-    """Return the name closest to ``given``, None if none is close."""
     names = sorted(names)
     normalized = {_normalize(name): name for name in names} | {_initials(n): n for n in names}
     matches = [normalized[_normalize(given)]] if _normalize(given) in normalized else []
@@ -318,7 +316,6 @@ class FieldDoc:
 
     @property
     def allowed(self) -> str:
-        """Return the allowed values, in words."""
         return allowed(node_of(self.info))
 
     @property
@@ -351,7 +348,6 @@ def model_of(annotation: Any) -> type[StrictModel] | None:
 
 
 def is_list(annotation: Any) -> bool:
-    """Return whether ``annotation`` is a list or an optional list."""
     return get_origin(annotation) is list or any(map(is_list, get_args(annotation)))
 
 

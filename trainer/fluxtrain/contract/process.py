@@ -254,7 +254,6 @@ _STEPS, _MIN_STEP_SECONDS, _MAX_STEP_SECONDS = 10.0, 60.0, 3600.0
 
 
 def phase_of(name: object) -> Phase | None:
-    """Return the phase with ``name``; None if it is no phase."""
     return cast(Phase, name) if name in get_args(Phase) else None
 
 

@@ -183,7 +183,6 @@ class Source(ABC):
 
     @property
     def files(self) -> Sequence[Path]:
-        """Return the files that samples are read from."""
         return ()
 
     @property

@@ -161,7 +161,6 @@ class ImageFiles:
 
     @property
     def files(self) -> list[Path]:
-        """Return the files that samples are read from."""
         return self._paths
 
     @property
@@ -170,11 +169,9 @@ class ImageFiles:
         return self._starts
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return int(self._starts[-1])
 
     def key(self, index: int) -> str:
-        """Return the key of sample ``index``."""
         number, record = self._place(index)
         return self._keys[number][record]
 
@@ -243,11 +240,9 @@ class ImageDataset(Source):
 
     @property
     def files(self) -> list[Path]:
-        """Return the files that samples are read from."""
         return self.source.files
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.source)
 
     @property

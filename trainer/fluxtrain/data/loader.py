@@ -47,7 +47,6 @@ def training_batches(
 
 
 def training_order(config: RunConfig, source: Source) -> AnyOrder:
-    """Return the order of the training samples."""
     sizes = None if config.data.buckets is None else np.ascontiguousarray(source.latent_sizes)
     return order_of(config, len(source), sizes)
 
@@ -154,7 +153,6 @@ class _MicroBatches:
         return len(self.batches) * self.of.shares.accumulation_steps
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the numbers in order."""
         for batch in self.batches:
             first = batch * self.of.shares.accumulation_steps
             yield from range(first, first + self.of.shares_of(batch).accumulation_steps)

@@ -295,7 +295,6 @@ class Buckets:
 
     @staticmethod
     def of(data: DataConfig) -> Buckets:
-        """Return the buckets of ``data``, which has some."""
         assert data.buckets is not None
         return Buckets(data.buckets, data.resolutions)
 

@@ -59,7 +59,6 @@ class FileDataset(Dataset):
         return self._starts
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return int(self._starts[-1])
 
     def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:

@@ -195,7 +195,6 @@ class SampleWriter(ABC):
         self._in_file = 0  # samples added to the current file
 
     def __enter__(self) -> Self:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -207,14 +206,12 @@ class SampleWriter(ABC):
         self._write_listing()
 
     def add(self, sample: Sample) -> None:
-        """Append ``sample``."""
         self._append(sample)
         self._in_file += 1
         if self._in_file == self.shard_size:
             self._finish_file()
 
     def add_all(self, samples: Iterable[Sample]) -> None:
-        """Append all ``samples``."""
         for sample in samples:
             self.add(sample)
 
@@ -309,7 +306,6 @@ class _Shard:
         return self.tensors["mean"].shape[1:] == sample.mean.shape
 
     def append(self, sample: Sample) -> None:
-        """Copy ``sample``."""
         for name, tensor in self.tensors.items():
             value = getattr(sample, name)
             assert tensor.shape[1:] == value.shape, name
@@ -319,7 +315,6 @@ class _Shard:
         self.timesteps.append(sample.timestep)
 
     def write(self, path: Path) -> None:
-        """Write the shard to ``path``."""
         tensors = {name: tensor[: len(self.keys)] for name, tensor in self.tensors.items()}
         texts = {"keys": self.keys, "captions": self.captions}
         write_shard(path, tensors, self.timesteps, texts)

@@ -237,7 +237,6 @@ class SyntheticDataset(Dataset):
         return self._sizes[numbers % len(self._sizes)]
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return self.num_samples
 
     def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:

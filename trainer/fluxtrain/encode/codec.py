@@ -70,7 +70,6 @@ class AttentionBlock(nn.Module):
     """Self-attention over all pixels, with one head."""
 
     def __init__(self, channels: int) -> None:
-        """Make the layers for ``channels`` channels."""
         super().__init__()
         self.norm = norm(channels)
         self.q, self.k, self.v = (nn.Conv2d(channels, channels, 1) for _ in range(3))
@@ -90,7 +89,6 @@ class Middle(nn.Module):
     """The innermost layers of encoder and decoder, at latent size."""
 
     def __init__(self, channels: int) -> None:
-        """Make two residual blocks around attention."""
         super().__init__()
         self.block_1 = ResidualBlock(channels, channels)
         self.attn_1 = AttentionBlock(channels)
@@ -106,7 +104,6 @@ class Downsample(nn.Module):
     """Halves the size by a strided convolution."""
 
     def __init__(self, channels: int) -> None:
-        """Make the layer for ``channels`` channels."""
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, stride=2)
 
@@ -120,7 +117,6 @@ class Upsample(nn.Module):
     """Doubles the size by nearest-neighbour upsampling and a convolution."""
 
     def __init__(self, channels: int) -> None:
-        """Make the layer for ``channels`` channels."""
         super().__init__()
         self.conv = conv(channels, channels)
 
@@ -212,7 +208,6 @@ class AutoencoderDecoder(nn.Module):
         self.conv_out = conv(width, 3)
 
     def forward(self, latents: Latents) -> Images:
-        """Return the images."""
         x = self.mid(self.conv_in(latents))
         for level in reversed(self.up):
             x = level(x)
@@ -293,7 +288,6 @@ class Residual(nn.Module):
     """Two 3 x 3 convolutions added to the input; their sum is zero at initialization."""
 
     def __init__(self, width: int) -> None:
-        """Make the layers for ``width`` channels."""
         super().__init__()
         self.widen = nn.Conv2d(width, width, 3, padding=1)
         self.narrow = nn.Conv2d(width, width, 3, padding=1)

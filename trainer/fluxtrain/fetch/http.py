@@ -134,7 +134,6 @@ class HttpClient:
 
 
 def is_url(text: str) -> bool:
-    """Return whether ``text`` is an http or https URL."""
     parts = urlsplit(text) if text.startswith(("http://", "https://")) else None
     return parts is not None and bool(parts.hostname)
 

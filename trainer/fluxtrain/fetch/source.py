@@ -222,7 +222,6 @@ def _fetch_all(
 
 
 def policy_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> RetryPolicy:
-    """Return the policy that ``config`` asks for."""
     return RetryPolicy(attempts=config.attempts, check=check)
 
 

@@ -238,7 +238,6 @@ class HubStore:
 
     @contextmanager
     def open(self, file: RemoteFile, offset: int) -> Iterator[ByteStream]:
-        """Yield the bytes of ``file`` from ``offset`` on."""
         path = self.root if self.root.endswith(f"/{file.name}") else f"{self.root}/{file.name}"
         with client_errors():  # with its size, the client asks for no details of each file
             opened = self.filesystem.open(path, "rb", block_size=READ_BYTES, size=file.size)
@@ -435,5 +434,4 @@ class ChosenFiles:
         return [there[name] for name in sorted(set(self.names))]
 
     def open(self, file: RemoteFile, offset: int) -> AbstractContextManager[ByteStream]:
-        """Yield the bytes of ``file`` from ``offset`` on."""
         return self.store.open(file, offset)

@@ -94,7 +94,6 @@ class FatalTrainerError(Exception):
     """A trainer of this node failed with an error that a restart in place cannot fix."""
 
     def __init__(self, code: int, message: str) -> None:
-        """Take the trainer's exit ``code`` and ``message``."""
         self.code, self.message = code, message
         super().__init__(message)
 

@@ -182,7 +182,6 @@ def campaign_jobs(file: Mapping[str, Any], runs: int, parallel: int) -> list[dic
 
 
 def run_name(file: Mapping[str, Any], number: int) -> str:
-    """Return the name of a run's job."""
     return f"{file['metadata']['name']}-{number:02}"
 
 

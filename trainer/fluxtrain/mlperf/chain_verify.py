@@ -465,7 +465,6 @@ class Verdict:
         self.findings.append(one_line(text))
 
     def note(self, text: str) -> None:
-        """Add a note."""
         self.notes.append(one_line(text))
 
     @property

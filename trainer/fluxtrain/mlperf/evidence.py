@@ -63,7 +63,6 @@ class Run:
         return found if len(keys) == 1 else sorted(found, key=lambda line: line.number)
 
     def first(self, key: str) -> LogLine | None:
-        """Return the first event with the key."""
         return next(iter(self._by_key.get(key, ())), None)
 
     @cached_property
@@ -163,7 +162,6 @@ class Result:
     others: Sequence[Run] = ()
     """Of more than ten runs, those that do not count."""
     failed: Sequence[FailedRun] = ()
-    """Runs that failed before their end."""
 
     @property
     def closed(self) -> bool:

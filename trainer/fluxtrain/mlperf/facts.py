@@ -71,7 +71,6 @@ def gather(world: World) -> list[NodeRecord]:
 
 
 def events(records: Sequence[NodeRecord]) -> Iterator[tuple[str, object]]:
-    """Yield the events of ``records``."""
     for record in records:
         yield NODES_KEY, {"nodes": record.nodes, **record.hardware}
         yield SOFTWARE_KEY, {"nodes": record.nodes, **record.software}

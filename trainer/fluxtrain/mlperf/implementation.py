@@ -236,7 +236,6 @@ class Statements:
     others: Sequence[Run] = ()
     """Of more than ten runs, those that do not count."""
     failed: Sequence[FailedRun] = ()
-    """Runs that failed before their end."""
 
 
 def run_deviations(run: Run, reasons: Mapping[str, str]) -> list[Deviation]:

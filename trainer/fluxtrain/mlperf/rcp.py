@@ -25,7 +25,6 @@ from fluxtrain.mlperf.evidence import Run
 from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
 
 NUM_RUNS = 10
-"""Runs of one result."""
 _COUNTED_RUNS = NUM_RUNS - 2
 _REFERENCE_RUNS = 2 * NUM_RUNS
 

@@ -50,7 +50,6 @@ class SelfAttention(nn.Module):
     """The attention weights of one stream; the block computes attention over both streams."""
 
     def __init__(self, hidden_size: int, num_heads: int, eps: float) -> None:
-        """Project ``hidden_size`` channels to ``num_heads`` heads and back."""
         super().__init__()
         self.num_heads = num_heads
         self.qkv = nn.Linear(hidden_size, 3 * hidden_size)
@@ -77,7 +76,6 @@ class DoubleStreamBlock(nn.Module):
     """Image and text streams with separate weights and joint attention."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int, eps: float) -> None:
-        """Create both streams of width ``hidden_size``, with MLPs of width ``mlp_hidden``."""
         super().__init__()
         self.img_mod = Modulation(hidden_size, triples=2)
         self.img_attn = SelfAttention(hidden_size, num_heads, eps)
@@ -117,7 +115,6 @@ class SingleStreamBlock(nn.Module):
     """One stream with attention and MLP in parallel, their projections fused."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_hidden: int, eps: float) -> None:
-        """Create a stream of width ``hidden_size``, with an MLP of width ``mlp_hidden``."""
         super().__init__()
         self.num_heads = num_heads
         self.widths = [3 * hidden_size, mlp_hidden]
@@ -143,7 +140,6 @@ class LastLayer(nn.Module):
     """Modulates and projects to packed latent channels."""
 
     def __init__(self, hidden_size: int, out_channels: int) -> None:
-        """Project ``hidden_size`` to ``out_channels``."""
         super().__init__()
         self.linear = nn.Linear(hidden_size, out_channels)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 2 * hidden_size))
@@ -213,7 +209,6 @@ class QKNorm(nn.Module):
     """RMS norms of queries and keys, one weight vector for all heads."""
 
     def __init__(self, dim: int, eps: float) -> None:
-        """Normalise heads of width ``dim``."""
         super().__init__()
         self.query_norm = RMSNorm(dim, eps)
         self.key_norm = RMSNorm(dim, eps)

@@ -58,7 +58,6 @@ class ClipText(nn.Module):
     """Encodes token ids to the pooled vector."""
 
     def __init__(self, shape: ClipShape) -> None:
-        """Create the layers."""
         super().__init__()
         self.end_token = shape.end_token
         self.text_model = _TextModel(shape)

@@ -37,7 +37,6 @@ class Linear:
 
 
 def forward_flops(config: ModelConfig, image_tokens: int, text_tokens: int) -> int:
-    """Return the FLOPs of the forward pass for one sample."""
     tokens = image_tokens + text_tokens
     attention = 4 * tokens * tokens * config.hidden_size  # queries x keys and weights x values
     layers = linears(config, image_tokens, text_tokens)

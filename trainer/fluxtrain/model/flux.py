@@ -126,14 +126,12 @@ class MLPEmbedder(nn.Module):
     """Linear, SiLU, linear: from a vector of any width to the hidden width."""
 
     def __init__(self, in_dim: int, hidden_size: int) -> None:
-        """Map ``in_dim`` to ``hidden_size``."""
         super().__init__()
         self.in_layer = nn.Linear(in_dim, hidden_size)
         self.silu = nn.SiLU()
         self.out_layer = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, x: Float[Tensor, "b i"]) -> Float[Tensor, "b d"]:
-        """Return the embedding of ``x``."""
         embedding: Tensor = self.out_layer(self.silu(self.in_layer(x)))
         return embedding
 

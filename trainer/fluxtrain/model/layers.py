@@ -311,7 +311,6 @@ def clip_linear_layers(width: int) -> dict[str, tuple[int, int]]:
 
 
 def clip_layers(model: ModelConfig, adapter: AdapterConfig) -> list[AdaptedLayer]:
-    """Return the layers of CLIP that ``adapter`` adapts, beside ``model``."""
     if adapter.clip is None:
         return []
     rank, alpha = adapter.clip.rank, adapter.clip.alpha

@@ -48,7 +48,6 @@ class AdapterDropout:
 
     @staticmethod
     def of(config: AdapterConfig) -> AdapterDropout | None:
-        """Return the dropout of ``config``, None if it has none."""
         if not config.has_dropout:
             return None
         return AdapterDropout(config.dropout, config.rank_dropout, config.module_dropout)

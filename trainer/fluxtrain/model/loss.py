@@ -158,7 +158,6 @@ def sampling_times(num_steps: int, image_tokens: int, time_shift: str) -> Float[
 
 
 def loss_weights(timesteps: PerSample, weighting: LossWeighting) -> PerSample:
-    """Return the weight of each sample's loss at its timestep."""
     if weighting == "sigma_sqrt":
         return timesteps.clamp(min=_LEAST_TIME) ** -2.0
     if weighting == "cosmap":

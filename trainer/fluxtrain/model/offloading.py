@@ -104,7 +104,6 @@ class Ring:
         self._in_use = set[int]()
 
     def buffer(self, number: int) -> Tensor:
-        """Return the buffer of block ``number``."""
         return self.buffers[self._place(number)][: len(self.hosts[number])]
 
     def begin(self, number: int, direction: int) -> None:

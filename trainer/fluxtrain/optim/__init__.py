@@ -49,7 +49,6 @@ def make_optimizer(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    """Set the learning rate of all parameter groups."""
     for group in optimizer.param_groups:
         group["lr"] = value
 

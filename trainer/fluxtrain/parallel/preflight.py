@@ -285,7 +285,6 @@ class RankStore:
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that ``work`` takes on ``device``."""
     begin = time.perf_counter()
     work()
     if device.type == "cuda":

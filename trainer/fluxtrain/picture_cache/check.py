@@ -45,7 +45,6 @@ class PictureCheck:
     """Captions that are encoded, with their variants and the empty one."""
     cache_bytes: int
     held_out: int = 0
-    """Pictures of the evaluation."""
 
     def refusal(self, config: RunConfig) -> DataError | None:
         """Return the error that the run would end with before it begins; None if it begins."""

@@ -80,7 +80,6 @@ class PictureEncoder:
             report(decoded.record)
 
     def free(self) -> None:
-        """Free the autoencoder."""
         self._codec = None
         free_memory(self.world)
 

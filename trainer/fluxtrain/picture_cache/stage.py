@@ -100,13 +100,11 @@ class _Stage:
     console: ProgressBar
 
     def encode_pictures(self, pictures: Sequence[TrainingPicture]) -> None:
-        """Encode ``pictures``."""
         encoder = PictureEncoder(self.config, self.paths, self.world, self.work.cache)
         encoder.encode(pictures, self._check_stop, lambda _: self._report())
         encoder.free()
 
     def encode_texts(self, captions: Sequence[str]) -> None:
-        """Encode ``captions``."""
         if not captions:
             return
         config, length, dtype = (

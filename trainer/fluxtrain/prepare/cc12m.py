@@ -283,7 +283,6 @@ class RawTar:
     """An open tar of samples; DataError, naming the tar, if it is not complete."""
 
     def __init__(self, path: Path, file: int) -> None:
-        """Take the path and its open file descriptor."""
         self._path, self._file = path, file
 
     def samples(self) -> Iterator[RawSample]:
@@ -293,7 +292,6 @@ class RawTar:
             yield _sample(position, key, list(islice(group, _MOST_MEMBERS)))
 
     def read(self, member: Member) -> bytes:
-        """Return the content of ``member``."""
         try:
             content = read_bytes(self._file, member.offset, member.size)
         except OSError as error:

@@ -488,7 +488,6 @@ class ManifestSource:
 
     @contextmanager
     def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Download the tar, yield its path, and remove it."""
         entry = self.entries[name]
         path = fetch(Entry(f"{name}.raw", entry.url, entry.digest), download_dir, self.client)
         yield path
@@ -512,7 +511,6 @@ class HubSource:
 
     @contextmanager
     def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Download the tar, yield its path, and remove it."""
         path = self.dataset.fetch(self.files[name], download_dir / "hub")
         yield path
         path.unlink()

@@ -64,7 +64,6 @@ class EncodedOutput:
         return range(begin, min(begin + self.shard_size, len(self.dataset)))
 
     def shard_path(self, shard: int) -> Path:
-        """Return the file of ``shard``."""
         return self.folder / shard_name(shard)
 
     def exists(self, shard: int) -> bool:
@@ -205,7 +204,6 @@ class PrecomputeReporter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the endpoint and the console."""
         self._closing.close()
 
     def start_encoding(self) -> None:

@@ -37,7 +37,6 @@ class Connections:
         self._by_address: dict[str, OrderedDict[socket.socket, None]] = {}
 
     def __len__(self) -> int:
-        """Return the number of open connections."""
         return len(self._open)
 
     def add(self, connection: socket.socket, address: str) -> None:
@@ -76,7 +75,6 @@ class Connections:
                 self._shut_down(connection)
 
     def shut_down(self) -> None:
-        """Shut down all connections."""
         with self._lock:
             while self._open:
                 self._shut_down(next(iter(self._open)))
@@ -195,7 +193,6 @@ class Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close ``request``."""
         self.connections.remove(request)
         super().shutdown_request(request)
 

@@ -114,11 +114,9 @@ class Membership:
     _members: frozenset[str] = frozenset()
     """The agents in ``world``."""
     _waiting: set[str] = field(default_factory=set)
-    """The agents that wait."""
     _running: set[str] = field(default_factory=set)
     """The members that are alive and do not wait."""
     _remaining: set[str] = field(default_factory=set)
-    """The members that wait."""
     _lost_members: set[str] = field(default_factory=set)
     _most_agents: int = 0
     """The largest number of agents so far."""

@@ -102,7 +102,6 @@ class RankReport(_Message):
     frozen: bool = False
     """Whether its process does not respond to its agent."""
     generation: Number = 0
-    """The generation that it runs in."""
 
     def aged(self, seconds: float) -> RankReport:
         """Return the progress ``seconds`` later, if there was none."""
@@ -203,7 +202,6 @@ def is_plausible(signature: str) -> bool:
 
 
 def request_signature(key: bytes, body: bytes) -> str:
-    """Return the signature of a heartbeat."""
     return hmac.new(key, b"request\n" + body, hashlib.sha256).hexdigest()
 
 

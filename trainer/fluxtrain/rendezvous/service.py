@@ -63,7 +63,6 @@ _NUM_FIRST = 2
 """Ranks that stopped first: the first of them is told apart from the next one."""
 
 AgentReport = tuple[str, RankReport]
-"""An agent, and the progress of one of its ranks."""
 
 
 def progress_report(reports: Sequence[AgentReport]) -> dict[str, Any]:
@@ -175,7 +174,6 @@ class Sessions:
     attempt: int = -1
 
     def __post_init__(self) -> None:
-        """Start without agents."""
         self._lock = threading.Lock()
         self._sequences = dict[str, int]()
         grace = max(_GRACE_SECONDS, 2 * heartbeat_seconds(self.limits.wanted_nodes))

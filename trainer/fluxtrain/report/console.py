@@ -40,7 +40,6 @@ class Console:
             self._bar.update(step - self._bar.n)
 
     def step_line(self, step: LoggedStep) -> None:
-        """Show the metrics of a logged step."""
         loss, rate, left = (
             step.train_loss,
             step.samples_per_second,
@@ -86,7 +85,6 @@ class Console:
         return advance
 
     def close(self) -> None:
-        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 

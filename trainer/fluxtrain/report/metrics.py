@@ -131,7 +131,6 @@ class _UnsetGauge(Gauge):
     _is_set = False
 
     def set(self, value: float) -> None:
-        """Set the gauge to ``value``."""
         super().set(value)
         self._is_set = True
 
@@ -164,7 +163,6 @@ class _Stalls(Collector):
     """The time without progress of each rank of the node, and how long its phase may last without."""
 
     def __init__(self, ranks: Callable[[], list[RankProgress]]) -> None:
-        """Read the progress of each rank from ``ranks`` at each scrape."""
         self._ranks = ranks
 
     def collect(self) -> Iterator[Metric]:
@@ -222,7 +220,6 @@ class Metrics:
         self.of_step = {
             each.name: gauge(each.gauge, each.text) for each in STEP_METRICS if each.gauge
         }
-        """The gauges of `STEP_METRICS`, by name."""
         self.eval_loss = gauge("eval_loss", "Loss of the last evaluation.")
         self.target_samples = gauge(
             "target_samples", "Samples at which the run will reach its target; NaN if unknown."
@@ -254,7 +251,6 @@ class Metrics:
             name: Gauge(f"fluxtrain_rank_{gauge}_seconds", text, ["rank"], registry=registry)
             for name, (gauge, text) in _RANK_TIMES.items()
         }
-        """The gauges of the fields of `RankTimes`."""
         self.step_seconds = Histogram(
             "fluxtrain_step_seconds",
             "Mean time of a step between two log lines, evaluation and sampling left out.",
@@ -282,7 +278,6 @@ class Speedometer:
     """Measures the speed between log lines."""
 
     def __init__(self, config: RunConfig, world: World) -> None:
-        """Measure a run of ``config`` on all ranks of ``world``."""
         self._config, self._world = config, world
         self._last = (0, 0.0)
         self._flops = dict[int, int]()  # of a sample, by its image tokens

@@ -26,7 +26,6 @@ class History:
     """What a run has logged: at most 1,200 points of each measure, each the mean of equally many beyond."""
 
     def __init__(self) -> None:
-        """Start without a point."""
         self._means, self._width = list[_Mean](), 1
         self._evaluations = list[Point]()
         self.not_finite, self.first_not_finite = 0, 0
@@ -332,7 +331,6 @@ PAGE_HEADERS = (
     ("X-Content-Type-Options", "nosniff"),
     ("Cache-Control", "no-store"),
 )
-"""Headers of every page that is served."""
 _REFRESH_SECONDS = 10
 
 

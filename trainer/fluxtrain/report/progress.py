@@ -65,7 +65,6 @@ class RankProgress:
     """Whether the process does not write any more: it is stopped, or a call holds the GIL."""
 
     def seconds_since_progress(self, now: float) -> float:
-        """Return the seconds without progress."""
         return max(0.0, now - self.progressed)
 
     def stall_seconds(self) -> float:

@@ -45,7 +45,6 @@ class Records:
         self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -105,7 +105,6 @@ class RunLogs:
         self.mlperf.data_opened(num_train, self._num_validation, sources.digests)
 
     def log_step(self, step: LoggedStep) -> None:
-        """Write the metrics of ``step``."""
         self._write({m.name: getattr(step, m.name) for m in STEP_METRICS if m.is_recorded})
         rate, loss, lr = step.samples_per_second, step.train_loss, step.learning_rate
         self.mlperf.tracked_stats(step.samples, {"throughput": rate, "loss": loss, "lr": lr})
@@ -118,7 +117,6 @@ class RunLogs:
         return self.console.task("evaluate", self._num_validation)
 
     def on_evaluate_end(self, run: RunState, result: Evaluation) -> None:
-        """Write the evaluation loss."""
         self._write(
             {
                 "step": run.step,
@@ -243,5 +241,4 @@ class Ledger:
         self._records.write({"step": step, "indices": indices})
 
     def close(self) -> None:
-        """Close the file."""
         self._records.close()

@@ -96,7 +96,6 @@ def _require(path: str, given: object, package: str, extra: str = "") -> None:
 _GROUPS = {"eval_loss": "loss", **{each.name: each.group for each in STEP_METRICS if each.group}}
 BY_TIMESTEP = "eval_loss_by_timestep"
 IMAGES = "sample_images"
-"""The name of the sample images."""
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -155,14 +154,12 @@ class TensorBoardSink:
         self._writer.flush()
 
     def show(self, samples: int, image: Path) -> None:
-        """Add the sample images in the file ``image``."""
         with Image.open(image) as opened:
             pixels = np.asarray(opened.convert("RGB"))
         self._writer.add_image(IMAGES, pixels, samples, dataformats="HWC")
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 

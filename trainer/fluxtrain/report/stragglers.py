@@ -29,7 +29,6 @@ from fluxtrain.runtime.progress import Progress
 from fluxtrain.runtime.step_times import RankTimes
 
 NUM_LOG_STEPS = 8
-"""Log steps that are compared."""
 _MAX_SLOWDOWN = 1000.0
 
 

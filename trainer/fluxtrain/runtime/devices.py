@@ -94,7 +94,6 @@ class Peak:
     """FLOP/s."""
 
     def __str__(self) -> str:
-        """Return the peak, for people."""
         return f"{self.gpu} dense {self.dtype} {self.flops / _TERA:g} TFLOP/s"
 
 

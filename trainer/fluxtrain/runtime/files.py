@@ -172,7 +172,6 @@ class ChecksummedFile(io.FileIO):
     """A new file whose checksums are computed while it is written."""
 
     def __init__(self, path: Path) -> None:
-        """Create ``path``."""
         super().__init__(path, "w")
         self.sums = FileSums()
 
@@ -267,7 +266,6 @@ class _Descriptors:
     """Open descriptors of ``paths`` by number."""
 
     def __init__(self, paths: Sequence[Path], max_open: int) -> None:
-        """Open nothing yet."""
         self._paths, self._max_open, self._open = paths, max_open, dict[int, int]()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,7 +273,6 @@ class _Descriptors:
         return {**self.__dict__, "_open": {}}
 
     def __del__(self) -> None:
-        """Close all descriptors."""
         for file in self._open.values():
             os.close(file)
 

@@ -31,7 +31,6 @@ class Progress:
 
     @property
     def phase(self) -> Phase:
-        """Return the present phase."""
         return self._phase
 
     def update(self, **values: object) -> None:

@@ -50,11 +50,9 @@ class ProgressBar:
         self._next = self._begin + self._every
 
     def __enter__(self) -> ProgressBar:
-        """Return the bar."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the bar."""
         self._bar.close()
 
     @property

@@ -71,7 +71,6 @@ class Span:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of the tensor."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -366,7 +365,6 @@ class Kind(NamedTuple):
     use: str = "not read"
 
     def __str__(self) -> str:
-        """Return both."""
         return self.text if self.use == "not read" else f"{self.text}, which {self.use}"
 
 

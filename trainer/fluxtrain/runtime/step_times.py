@@ -39,14 +39,12 @@ class RankTimes:
     backward: float = 0.0
     """Computing the backward passes of one step."""
     optimizer: float = 0.0
-    """The optimizer step."""
 
 
 class StepTimes:
     """The own time of this rank in its steps since `take` was last called."""
 
     def __init__(self, device: torch.device) -> None:
-        """Measure on ``device``."""
         self._mark: Callable[[], Mark] = _event if device.type == "cuda" else time.perf_counter
         self._data, self._forward, self._gather = _Spans(), _Spans(), _Spans()
         self._backward, self._optimizer = _Spans(), _Spans()
@@ -147,7 +145,6 @@ class _Spans:
         self._seconds, self._pending = 0.0, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
 
     def add(self, begin: Mark, end: Mark) -> None:
-        """Add the span from ``begin`` to ``end``."""
         if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
             self._pending.append((begin, end))
         elif isinstance(begin, float) and isinstance(end, float):

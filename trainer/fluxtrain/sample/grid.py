@@ -318,7 +318,6 @@ def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:
 
 
 def text_fields(config: RunConfig, prompt: Prompt) -> dict[str, str]:
-    """Return the text fields of the image of ``prompt``."""
     fields = {
         "prompt": prompt.text,
         "negative_prompt": prompt.negative,

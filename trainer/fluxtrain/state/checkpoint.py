@@ -195,7 +195,6 @@ class ShardWriter(HuggingFaceStorageWriter):
     """Writes the file of this rank, and keeps its checksums in ``sums``."""
 
     def __init__(self, folder: Path) -> None:
-        """Write to ``folder``."""
         super().__init__(str(folder), save_distributed=True)
         self._folder = folder
         self.sums: dict[str, FileSums] = {}

@@ -41,7 +41,6 @@ class Bound:
         return self.spare - self.reserve
 
     def __str__(self) -> str:
-        """Return the figures, for people."""
         free, limit, reserve = (n / 1e9 for n in (self.free, self.limit, self.reserve))
         return (
             f"{free:.2f} of {limit:.2f} GB of {self.name} are free, the reserve is {reserve:.2f} GB"
@@ -204,7 +203,6 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
-        """Start the thread."""
         self._thread.start()
         return self
 
@@ -214,7 +212,6 @@ class MemoryWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the thread."""
         self._ended.set()
         self._thread.join()
 

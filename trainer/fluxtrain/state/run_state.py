@@ -75,7 +75,6 @@ def _too_short(schedule: ScheduleConfig, taken: int) -> ConfigError:
 
 
 def folder_of(folder: Path, step: int) -> Path:
-    """Return the folder in ``folder`` of the checkpoint of ``step``."""
     return folder / f"step_{step:010d}"
 
 

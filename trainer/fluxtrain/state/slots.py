@@ -153,7 +153,6 @@ def read_lineage(output: Path) -> Lineage:
 
 
 def write_lineage(output: Path, lineage: Lineage) -> None:
-    """Replace the lineage in ``output``."""
     with atomic_write_by_several(output / LINEAGE_FILE) as partial:
         partial.write_text(json.dumps(asdict(lineage)), encoding="utf-8")
 
@@ -190,7 +189,6 @@ class Copy:
 
     @property
     def snapshot(self) -> SnapshotId:
-        """Return the snapshot that this is a part of."""
         return SnapshotId(self.start, self.step)
 
     @property
@@ -407,7 +405,6 @@ class Slots:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the slots."""
         return start_folder(self.volume, self.start)
 
     def require_room(self) -> None:

@@ -276,7 +276,6 @@ class _FileWeights:
         """Do nothing: published files have no checksums."""
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors."""
         for name in names:
             entry = self._entries.get(name)
             if entry is None:

@@ -292,7 +292,6 @@ UNIQUE_VARIABLES = Rule(
     lambda owner: len({variable.name for variable in owner.env}) == len(owner.env),
     "self.env.all(one, self.env.exists_one(other, other.name == one.name))",
 )
-"""The rule of what has a list ``env`` of environment variables."""
 
 
 def _reserved(field: str, instead: str) -> Rule:

@@ -102,7 +102,6 @@ class Violation:
     text: str
 
     def __str__(self) -> str:
-        """Return both, in words."""
         return f"{self.text} (training rules {self.section})"
 
 
@@ -370,7 +369,6 @@ _IMPLIED_FIELDS = (
 )
 """Without effect while ``schedule.decay`` is constant and ``optim.name`` adamw, which are fixed."""
 DESIGN_FIELDS = ("precision.compute", "precision.reduce", "precision.fp8")
-"""Fields that DESIGN looks at."""
 KNOWN_FIELDS = {*FIXED_VALUES, *FREE_FIELDS, *_IMPLIED_FIELDS, *DESIGN_FIELDS}
 """Fields of which it is known whether, and how, they deviate from the reference."""
 
@@ -442,7 +440,6 @@ class ReferenceSchedule:
     warmup_steps: int
 
     def __str__(self) -> str:
-        """Return both, in words."""
         return f"learning rate {self.learning_rate} after {self.warmup_steps} warm-up steps"
 
 

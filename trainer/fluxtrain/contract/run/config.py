@@ -551,7 +551,6 @@ class Sharding:
 
     @property
     def num_nodes(self) -> int:
-        """Return the number of nodes."""
         return self.num_ranks // self.ranks_per_node
 
     @property

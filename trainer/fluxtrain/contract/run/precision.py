@@ -120,7 +120,6 @@ class PrecisionConfig(StrictModel):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of a trained weight."""
         return _BYTES[self.weights]
 
 

@@ -30,7 +30,6 @@ class Setting:
     """Width and height of the one with the most pixels; empty without buckets: the images are squares."""
 
     def __str__(self) -> str:
-        """Return the setting, for people."""
         compiled = {None: "", True: ", compiled", False: ", not compiled"}[self.compile]
         recompute = self.activation_checkpointing
         recomputed = f", {recompute:.0%} recomputed" if recompute else ""
@@ -48,7 +47,6 @@ class Setting:
 
     @staticmethod
     def of(config: RunConfig) -> Setting:
-        """Return the setting of ``config``."""
         num_sizes, largest = sizes_of(config.data)
         return Setting(
             image_size=config.data.image_size,

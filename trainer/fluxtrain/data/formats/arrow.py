@@ -204,7 +204,6 @@ class ArrowWriter(StreamWriter):
     batch_size = 32  # 70 MB of the benchmark's samples
 
     def __init__(self, folder: Path, num_samples: int, shard_size: int, timesteps: bool) -> None:
-        """Write ``num_samples`` samples to files of ``shard_size``."""
         super().__init__(folder, shard_size)
         self._schema, self._num_files = schema_with(timesteps), -(-num_samples // shard_size)
 

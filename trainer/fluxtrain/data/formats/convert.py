@@ -173,7 +173,6 @@ def open_encoded(folder: Path, layout: Layout | None = None, verify: bool = Fals
 def make_writer(
     layout: Layout, folder: Path, num_samples: int, shard_size: int, timesteps: bool
 ) -> SampleWriter:
-    """Return a writer of ``num_samples`` samples to ``folder``, ``shard_size`` to a file."""
     if layout == "shards":
         return ShardWriter(folder, shard_size)
     if layout == "arrow":

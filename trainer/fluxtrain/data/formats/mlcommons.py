@@ -50,11 +50,9 @@ class LoadedMetadata:
     steps: Array | None
 
     def key(self, record: int) -> str:
-        """Return the key of ``record``."""
         return self.keys[record]
 
     def timesteps(self) -> Array | None:
-        """Return the timesteps."""
         return self.steps
 
 
@@ -85,7 +83,6 @@ class NpyDataset(FileDataset):
 
     @property
     def files(self) -> list[Path]:
-        """Return the files of the tables."""
         return [table.path for table in self._tables]
 
     def key(self, index: int) -> str:

@@ -76,7 +76,6 @@ class ParquetDataset(FileDataset):
 
     @property
     def files(self) -> list[Path]:
-        """Return the parquet files."""
         return list(dict.fromkeys(path for path, _, _ in self._groups))
 
     def key(self, index: int) -> str:
@@ -218,7 +217,6 @@ class ParquetWriter(StreamWriter):
     batch_size = 256  # the reference's preprocessing batch
 
     def __init__(self, folder: Path, shard_size: int, timesteps: bool) -> None:
-        """Write parts of ``shard_size`` samples."""
         super().__init__(folder, shard_size)
         self._schema = schema_with(timesteps)
 

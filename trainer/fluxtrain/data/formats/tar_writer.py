@@ -29,7 +29,6 @@ class TarWriter:
         self._tar: tarfile.TarFile | None = None
 
     def __enter__(self) -> TarWriter:
-        """Return the writer."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

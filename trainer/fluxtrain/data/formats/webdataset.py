@@ -80,7 +80,6 @@ class WebDatasetWriter(StreamWriter):
     """Writes the tars and index.txt; equal samples give equal bytes."""
 
     def __init__(self, folder: Path, shard_size: int, timesteps: bool) -> None:
-        """Write tars of ``shard_size`` samples."""
         super().__init__(folder, shard_size)
         self._timesteps, self._num_samples = timesteps, 0
 

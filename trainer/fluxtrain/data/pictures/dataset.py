@@ -102,7 +102,6 @@ class PictureDataset(FileDataset):
 
     @property
     def captions(self) -> Iterator[str]:
-        """Yield the captions of all entries."""
         return (text for entry in self.entries for text in entry.captions)
 
     def use_token_ids(self, ids: Mapping[str, Array]) -> None:
@@ -335,11 +334,9 @@ class PictureCache:
         return _digest("mask", DECODER, kind, sha256, placement.size, placement.resized, *changed)
 
     def mask_path(self, mask_id: str) -> Path:
-        """Return the file of a mask."""
         return self.folder / "masks" / f"{mask_id}.safetensors"
 
     def latents_path(self, latents_id: str) -> Path:
-        """Return the file of latents."""
         return self.folder / "latents" / f"{latents_id}.safetensors"
 
     def text_path(self, caption: str) -> Path:
@@ -351,7 +348,6 @@ class PictureCache:
         return self.folder / "listings" / f"{_digest('listing', key)}.json"
 
     def make_folders(self) -> None:
-        """Create the folders."""
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 

@@ -21,7 +21,6 @@ class Faults:
     """Names with the reason, of which the first are kept."""
 
     def __init__(self) -> None:
-        """Begin without any."""
         self.first: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         """What is not read, but no picture is lost by it."""

@@ -85,7 +85,6 @@ class Inspection:
 
     @property
     def used(self) -> list[Look]:
-        """Return the pictures that are used."""
         return [look for look in self.looks if not look.fault]
 
     @property

@@ -56,7 +56,6 @@ class TrainingPicture:
     """What is made of it and of its caption."""
     mask: PictureFile | None = None
     masks: Path | None = None
-    """Folder of the mask."""
     has_alpha_mask: bool = False
     weight: float = 1.0
     """Of its loss."""
@@ -67,9 +66,7 @@ class TrainingPicture:
     control: PictureFile | None = None
     """What the model's condition is made of; None with ``fill``: its hole is drawn."""
     controls: Path | None = None
-    """Folder of the control."""
     condition: str = "none"
-    """``condition`` of the model."""
 
     @property
     def path(self) -> Path:

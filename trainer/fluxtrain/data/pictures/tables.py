@@ -350,7 +350,6 @@ class ShardListing:
     """Files of both kinds that are no pictures of the user's."""
 
     def write(self, path: Path) -> None:
-        """Write it to the file ``path``."""
         values = {
             "pictures": [[each.name, each.size, each.caption] for each in self.pictures],
             "skipped": self.skipped,

@@ -25,7 +25,6 @@ WARNINGS = "package-checkers"
 RUN_RULES: tuple[Rule[Run], ...] = (*run_rules.RULES, *plausibility.RUN_RULES)
 _NAMES = [each.name for each in RUN_RULES] + [each.name for each in RESULT_RULES]
 RULES = frozenset({*_NAMES, COMPLIANCE, WARNINGS})
-"""Names of all rules."""
 NEVER = frozenset({result_rules.ten_runs.name})
 """Of these, rules that nobody can waive."""
 _MISSED = (
@@ -91,7 +90,6 @@ def unknowns(results: Iterable[Result]) -> Iterator[Finding]:
 
 
 def of_kind(findings: Iterable[Finding], kind: Kind) -> list[Finding]:
-    """Return the findings of one kind."""
     return [each for each in findings if each.kind == kind]
 
 
