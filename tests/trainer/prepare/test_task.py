@@ -7,6 +7,7 @@ import json
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, ConfigError
 from fluxtrain.prepare.cc12m import prepare_cc12m
 from fluxtrain.prepare.download import FolderSource
 from fluxtrain.prepare.task import open_task, prepare
+from fluxtrain.runtime import progress_bar as progress
+from fluxtrain.runtime.progress_bar import ProgressBar
 
 
 def run_config(**options: Any) -> dict[str, Any]:
@@ -127,3 +130,27 @@ def test_a_missing_input_is_an_error_that_names_the_field(
     with pytest.raises(ConfigError, match=re.escape(message)) as raised:
         open_task(resolve(run_config(**options)), RunPaths(tmp_path, raw, raw))
     assert raised.value.path == f"spec.run.prepare.{field}"
+
+
+def test_without_a_terminal_a_line_is_logged_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([0.0, 1.0, 12.0, 12.5, 13.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream, reported = io.StringIO(), list[tuple[int, int]]()
+    with ProgressBar(
+        "clean", 2000, stream, on_progress=lambda *counts: reported.append(counts)
+    ) as bar:
+        for _ in range(3):
+            bar.advance(500)
+    assert stream.getvalue() == "clean 1,000/2,000  80.0/s  12 s left\n"
+    assert reported == [(500, 2000), (1000, 2000), (1500, 2000)]
+
+
+def test_more_than_was_expected_leaves_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 12.0, 12.0])
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream = io.StringIO()
+    with ProgressBar("clean", 100, stream) as bar:
+        bar.advance(120)
+    assert stream.getvalue() == "clean 120/100  10.0/s  0 s left\n"

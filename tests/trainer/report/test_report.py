@@ -1,7 +1,10 @@
-"""Reporting: records after a resume, the endpoint, the clock, the step line."""
+"""Reporting: records after a resume, the endpoint, the clock, the step line, the messages at the end."""
+
+from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import socket
 import struct
@@ -12,19 +15,31 @@ from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from matplotlib import pyplot
 from prometheus_client import CollectorRegistry
+from tests.trainer.data.formats.encoded_sets import sample
 
+from fluxtrain.contract.process import ENV_TERMINATION_MESSAGE
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.formats.arrow import SCHEMA, to_batch
+from fluxtrain.data.formats.convert import open_encoded
 from fluxtrain.data.order import Order
-from fluxtrain.errors import ConfigError
+from fluxtrain.errors import ConfigError, DataError, JoinedDataError, one_line
+from fluxtrain.mlperf.log_lines import read_lines
+from fluxtrain.mlperf.rcp import reference_band, reference_point
 from fluxtrain.rendezvous.http_server import host_port
 from fluxtrain.report.console import Console, duration
 from fluxtrain.report.curve import draw_losses, save_loss_curve
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.metrics import STEP_METRICS, Clock, LoggedStep, Metrics
+from fluxtrain.report.progress import MAX_BYTES, write_progress, write_termination_log
 from fluxtrain.report.records import Records, losses, read_records, smoothed
+from fluxtrain.report.run_logs import Convergence
+from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress import Progress
 
 
@@ -322,3 +337,157 @@ def test_a_metric_of_steps_has_the_same_name_once_everywhere() -> None:
     for each in STEP_METRICS:
         assert not each.gauge or each.text, "a gauge has a text"
         assert each.curve is None or (each.gauge and each.group), "a curve is of a gauge"
+
+
+def write_file(folder: Path, **progress: object) -> None:
+    """Write ``progress`` as a trainer does."""
+    values = Progress()
+    values.update(**progress)
+    write_progress(values, {ENV_TERMINATION_MESSAGE: str(folder / "progress.json")})
+
+
+def forwarded(folder: Path, message: str) -> dict[str, object]:
+    """Return the content of the termination log."""
+    log = folder / "termination-log"
+    log.touch()
+    write_termination_log(folder / "progress.json", message, 3, log)
+    content: dict[str, object] = json.loads(log.read_bytes())
+    return content
+
+
+def test_progress_and_message_are_forwarded(tmp_path: Path) -> None:
+    write_file(tmp_path, rank=0, step=300, trainLoss=0.5)
+    progress = {"phase": "import", "rank": 0, "step": 300, "trainLoss": 0.5}
+    content = forwarded(tmp_path, "the loss is nan")
+    assert content.items() >= {**progress, "message": "the loss is nan"}.items()
+    assert "message" not in forwarded(tmp_path, "")
+
+
+def test_nothing_is_written_without_a_file_to_write_to(tmp_path: Path) -> None:
+    write_progress(Progress(), {})
+    write_progress(Progress(), {ENV_TERMINATION_MESSAGE: str(tmp_path / "no" / "such" / "folder")})
+    write_termination_log(tmp_path / "progress.json", "a message", 3, tmp_path / "termination-log")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, "", '{"step": 3', "[1]", "\x00"])
+def test_the_message_is_forwarded_without_valid_progress(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "progress.json").write_text(content)
+    assert forwarded(tmp_path, "killed") == {"message": "killed", "processRestarts": 3}
+
+
+@pytest.mark.parametrize("character", ["x", "é", "\n", '"', "\udc80", "火"])
+def test_the_end_of_a_long_message_is_kept(tmp_path: Path, character: str) -> None:
+    write_file(tmp_path, rank=0, step=2**31)
+    content = forwarded(tmp_path, character * 9000 + "\nRuntimeError: why")
+    assert (tmp_path / "termination-log").stat().st_size <= MAX_BYTES
+    assert str(content["message"]).endswith("\nRuntimeError: why")
+    assert content["step"] == 2**31
+
+
+LINE = ':::MLLOG {"time_ms": 1, "key": "eval_accuracy", "value": 0.1, "metadata": {}}'
+
+
+def lines_in(folder: Path, text: str) -> list[str]:
+    """Return the MLPerf lines in ``text``, as MLCommons' parser finds them."""
+    (folder / "log").write_text(text)
+    return [line.text for line in read_lines(folder / "log")]
+
+
+@pytest.mark.parametrize(
+    "text", [f"a\n{LINE}", f"a\r{LINE}\r", f"a\u2028{LINE}", LINE, f"\x1b[2K{LINE}"]
+)
+def test_an_error_with_a_strangers_name_is_one_line_without_the_token(
+    tmp_path: Path, text: str
+) -> None:
+    for error in (DataError(text), ConfigError(text, text, text), JoinedDataError([text])):
+        assert str(error).isprintable()
+        assert lines_in(tmp_path, str(error)) == []
+    assert "eval_accuracy" in one_line(text)
+
+
+def test_a_column_with_a_line_break_injects_nothing(tmp_path: Path) -> None:
+    schema = pa.schema(
+        [("mean", pa.struct([(f"x\n{LINE}\n", pa.int8())])), (f"\n{LINE}\n", pa.int8())]
+    )
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), schema) as file:
+        file.write_table(schema.empty_table())
+    with pytest.raises(DataError) as caught:
+        open_encoded(tmp_path, "arrow")
+    assert lines_in(tmp_path, str(caught.value)) == []
+
+
+def test_a_key_with_the_token_injects_nothing(tmp_path: Path) -> None:
+    batch = to_batch([sample(0)], SCHEMA)
+    keys = pa.array([LINE])
+    batch = pa.record_batch([keys, *batch.columns[1:]], schema=SCHEMA)
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), SCHEMA) as file:
+        file.write_batch(batch)
+    name = open_encoded(tmp_path, "arrow").name(0)
+    assert lines_in(tmp_path, one_line(f"skipped an unreadable sample: {name}")) == []
+
+
+def test_a_link_at_the_name_of_a_partial_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / "a.partial").symlink_to(victim)
+    with atomic_write(tmp_path / "a.json") as partial:
+        partial.write_text("new")
+    assert victim.read_text() == "kept"
+    assert (tmp_path / "a.json").read_text() == "new"
+    assert not (tmp_path / "a.json").is_symlink()
+
+
+def test_the_band_of_the_reference_is_in_the_loss_curve() -> None:
+    records = [{"step": 1, "samples": 262_144, "eval_loss": 1.2}]
+    band = reference_band(resolve({"preset": "mlperf-schnell"}))
+    point = reference_point(512, "6.1.0")
+    assert point is not None
+    assert band == point.band
+    figure, axes = pyplot.subplots()
+    draw_losses(axes, records, 0.586, band)
+    (patch,) = axes.patches
+    assert (patch.get_x(), patch.get_x() + patch.get_width()) == pytest.approx(band)
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert "MLPerf's reference reaches the target (95 %)" in texts
+    pyplot.close(figure)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"preset": "micro"},
+        {"preset": "mlperf-schnell", "task": "benchmark"},
+        {
+            "preset": "mlperf-schnell",
+            "schedule": {"global_batch_size": 8192},
+            "logging": {"mlperf": {"division": "open"}},
+        },
+    ],
+)
+def test_other_runs_have_no_band(run: dict[str, Any]) -> None:
+    assert reference_band(resolve(run)) is None
+
+
+def test_the_forecast_is_a_metric_and_in_the_progress() -> None:
+    config = resolve({"preset": "mlperf-schnell"})
+    metrics, progress, every = Metrics(), Progress(), 262_144
+    curve = [(n * every, 1.5 - 0.06 * math.log(n * every)) for n in range(1, 41)]
+    records = [{"step": n, "samples": s, "eval_loss": x} for n, (s, x) in enumerate(curve[:2])]
+    band = reference_band(config)
+    assert band is not None
+    convergence = Convergence(config, records, metrics, progress, band)
+    samples = {m.name: m.samples for m in metrics.registry.collect()}
+    assert math.isnan(samples["fluxtrain_target_samples"][0].value)
+    assert samples["fluxtrain_reference_samples_low"][0].value == band[0]
+    for point in curve[2:10]:
+        convergence.add(*point)
+    expected = next(s for s, loss in curve if loss <= 0.586)
+    (sample,) = next(
+        m.samples for m in metrics.registry.collect() if m.name == "fluxtrain_target_samples"
+    )
+    assert sample.value == expected
+    assert progress.read()["targetSamples"] == expected

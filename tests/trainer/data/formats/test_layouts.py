@@ -1,4 +1,4 @@
-"""MLCommons' layouts are read and written exactly, and interchangeably with other libraries."""
+"""MLCommons' layouts: read, written and converted exactly; damaged files raise DataError."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import io
 import json
 import pickle
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.trainer import ranks
 from tests.trainer.data.formats.encoded_sets import (
+    BAD_CELLS,
     COLUMNS,
     FIELDS,
     FOREIGN,
@@ -26,6 +29,7 @@ from tests.trainer.data.formats.encoded_sets import (
     cell,
     read,
     sample,
+    save_stream,
     save_table,
     save_with_mean,
     table,
@@ -33,9 +37,11 @@ from tests.trainer.data.formats.encoded_sets import (
 )
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
+from fluxtrain.cli import main
 from fluxtrain.contract.run.data import Layout
-from fluxtrain.data.formats.convert import detect, make_writer, open_encoded
-from fluxtrain.errors import DataError
+from fluxtrain.data.formats import mlcommons
+from fluxtrain.data.formats.convert import convert, detect, make_writer, open_encoded
+from fluxtrain.errors import ConfigError, DataError, StorageError
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -190,3 +196,239 @@ def test_an_equivalent_npy_header_is_accepted(tmp_path: Path) -> None:
     assert_reads(
         open_encoded(save_with_mean(tmp_path / "set", "arrow", other.getvalue())), [0, 1, 2]
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(3, 5), (7,), (0,), ()])
+def test_npy_files_are_read_back_exactly(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    values = torch.randn(shape).to(dtype)
+    content = mlcommons.to_bytes(values)
+    assert torch.equal(mlcommons.to_tensor(content), values)
+    assert mlcommons.to_tensor(content).dtype == dtype
+    assert np.load(io.BytesIO(content)).shape == shape
+
+
+def test_random_damage_raises_nothing_but_value_error() -> None:
+    rng, valid = np.random.default_rng(0), mlcommons.to_bytes(torch.zeros(2, 3))
+    outcomes = set[bool]()
+    for _ in range(1000):
+        content = bytearray(valid)
+        for place in rng.integers(0, len(valid), 3):
+            content[place] = rng.integers(0, 256)
+        try:
+            outcomes.add(mlcommons.to_tensor(bytes(content)).numel() == 6)
+        except ValueError:
+            outcomes.add(False)
+    assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_becomes_every_other(tmp_path: Path, layout: Layout, to: Layout) -> None:
+    source = write(tmp_path / "source", layout)
+    assert convert(source, tmp_path / "target", to, shard_size=5) == 23
+    dataset = open_encoded(tmp_path / "target", to)
+    assert_reads(dataset, list(range(23)))
+    assert [dataset.key(i) for i in range(23)] == [f"key-{i}" for i in range(23)]
+    assert dataset.timesteps(np.arange(23)).tolist() == [(i * 3) % 8 for i in range(23)]
+    assert not (tmp_path / "target.partial").exists()
+
+
+def test_there_and_back_gives_equal_bytes(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", "arrow")
+    convert(first, tmp_path / "b", "webdataset", shard_size=9)
+    convert(tmp_path / "b", tmp_path / "c", "parquet", shard_size=9)
+    convert(tmp_path / "c", tmp_path / "d", "arrow", shard_size=9)
+    assert ranks.contents(first) == ranks.contents(tmp_path / "d")
+
+
+def test_an_unreadable_sample_ends_a_conversion(tmp_path: Path) -> None:
+    source = save_with_mean(tmp_path / "source", "arrow", b"")
+    with pytest.raises(DataError, match=r"a\.arrow record 1 .*mean: missing"):
+        convert(source, tmp_path / "target", "shards")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_target_that_was_written_wrong_is_not_renamed(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "source", "arrow"), tmp_path / "target"
+    num_written = 0
+
+    def flip_a_bit(samples: int) -> None:
+        nonlocal num_written
+        num_written += samples
+        if num_written == 23:  # all but the last file exist
+            path = target.with_name("target.partial") / "shard_000000.tar"
+            content = bytearray(path.read_bytes())
+            content[content.index(cell(sample(2).txt)) + 140] ^= 1
+            path.write_bytes(content)
+
+    with pytest.raises(StorageError, match="sample 2 differs from what was written"):
+        convert(source, target, "webdataset", shard_size=9, advance=flip_a_bit)
+    assert not target.exists()
+
+
+def test_the_command_prints_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = write(tmp_path / "source", "shards"), tmp_path / "target"
+    assert main(["convert", str(source), str(target), "--to", "arrow"]) == 0
+    expected = f"{target}: 23 samples as arrow, each compared after writing\n"
+    assert capsys.readouterr().out == expected
+    assert main(["convert", str(source), str(target), "--to", "arrow"]) == 2
+    assert "exists already; name a new folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "message"),
+    [
+        ("source", {}, "TARGET: got"),
+        ("source/inside", {}, "is inside the source"),
+        ("existing", {}, "exists already; name a new folder"),
+        ("new", {"layout": "parquet"}, "no *.parquet is here"),
+    ],
+)
+def test_unsuitable_source_and_target_are_refused(
+    tmp_path: Path, target: str, options: dict[str, Any], message: str
+) -> None:
+    source = write(tmp_path / "source", "arrow")
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "existing" / "file").touch()
+    with pytest.raises((ConfigError, DataError)) as error:
+        convert(source, tmp_path / target, "shards", **options)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        (layout, name)
+        for layout in FOREIGN
+        for name in BAD_CELLS
+        if layout != "webdataset" or name not in ("null", "empty")  # a member is missing: refused
+    ],
+)
+def test_a_bad_cell_is_named_and_the_others_are_read(
+    tmp_path: Path, layout: Layout, name: str
+) -> None:
+    dataset = open_encoded(save_with_mean(tmp_path / "set", layout, BAD_CELLS[name]))
+    encodings, faults = read(dataset, [0, 1, 2])
+    assert [fault is None for fault in faults] == [True, False, True]
+    assert str(tmp_path / "set") in (faults[1] or "")
+    assert "key-1" in (faults[1] or "")
+    assert torch.equal(encodings.mean[2], sample(2).mean)
+
+
+Edit = Callable[[Path], object]
+
+
+def cut(keep: float = 0.6) -> Edit:
+    return lambda path: path.write_bytes(path.read_bytes()[: int(path.stat().st_size * keep)])
+
+
+def overwrite(content: bytes) -> Edit:
+    return lambda path: path.write_bytes(content)
+
+
+def state(content: Any) -> Edit:
+    text = content if isinstance(content, str) else json.dumps(content)
+    return lambda path: path.with_name("state.json").write_text(text)
+
+
+def lists(*names: Any) -> Edit:
+    return state({"_data_files": [{"filename": name} for name in names]})
+
+
+def compress(path: Path) -> None:
+    save_stream(path, table(9), options=pa.ipc.IpcWriteOptions(compression="zstd"))
+
+
+def drop_column(path: Path) -> None:
+    content = table(9).drop_columns(["logvar"])
+    save_stream(path, content) if path.suffix == ".arrow" else pq.write_table(content, path)
+
+
+def drop_member(path: Path) -> None:
+    with tarfile.open(path) as old, tarfile.open(path.with_name("new"), "w") as new:
+        for member in old.getmembers()[:-1]:
+            new.addfile(member, old.extractfile(member))
+    path.with_name("new").replace(path)
+
+
+FIRST_FILES: dict[Layout, str] = {
+    "arrow": "data-00000-of-00003.arrow",
+    "parquet": "data_0_0000.parquet",
+    "webdataset": "shard_000000.tar",
+}
+DAMAGED: dict[str, tuple[Edit, str]] = {
+    "arrow cut off": (cut(), "not a whole Arrow stream"),
+    "arrow cut in the schema": (cut(0.02), "not a whole Arrow stream"),
+    "arrow empty": (overwrite(b""), "not a whole Arrow stream"),
+    "arrow noise": (overwrite(b"\xff" * 999), "not a whole Arrow stream"),
+    "arrow deleted": (Path.unlink, "missing"),
+    "arrow compressed": (compress, "compressed"),
+    "arrow column": (drop_column, "column 'logvar' is missing"),
+    "arrow state path": (lists("../x"), "it lists"),
+    "arrow state absolute": (lists("/x"), "lists"),
+    "arrow state none": (lists(), "it lists no files"),
+    "arrow state list": (state([]), "not the state of a saved data set"),
+    "arrow state type": (lists(3), "not the state"),
+    "arrow state deep": (state("[" * 100_000), "not the state of a saved data set"),
+    "parquet cut off": (cut(), "not a whole parquet file"),
+    "parquet noise": (overwrite(b"x" * 99), "not a whole"),
+    "parquet column": (drop_column, "column 'logvar' is missing"),
+    "webdataset cut off": (cut(), "not a whole tar"),
+    "webdataset member": (drop_member, "it has no logvar.bytes"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "edit", "message"),
+    [(name.split()[0], *case) for name, case in DAMAGED.items()],
+    ids=DAMAGED,
+)
+def test_a_damaged_file_is_refused(
+    tmp_path: Path, layout: Layout, edit: Edit, message: str
+) -> None:
+    folder = write(tmp_path / "set", layout)
+    edit(folder / FIRST_FILES[layout])
+    with pytest.raises(DataError, match=message) as error:
+        open_encoded(folder, layout)
+    assert str(folder) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layout", FOREIGN)
+def test_random_damage_raises_data_error_or_is_a_fault(tmp_path: Path, layout: Layout) -> None:
+    folder, rng = write(tmp_path / "set", layout, count=9), np.random.default_rng(0)
+    (path,) = (p for p in folder.iterdir() if p.suffix in (".arrow", ".parquet", ".tar"))
+    content, outcomes = path.read_bytes(), set[bool]()
+    for _ in range(100):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), 20):
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            dataset = open_encoded(folder)
+            outcomes.add(any(read(dataset, list(range(min(len(dataset), 9))))[1]))
+        except DataError:
+            outcomes.add(True)
+    assert True in outcomes
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "no encoded data set is here (dataset.json is missing"),
+        (["a.arrow", "b.tar"], "holds arrow and webdataset; set spec.run.data.layout"),
+    ],
+)
+def test_a_folder_must_have_one_layout(tmp_path: Path, files: list[str], message: str) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(DataError) as error:
+        open_encoded(tmp_path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("layout", FOREIGN)
+def test_verifying_checksums_of_a_foreign_layout_is_refused(tmp_path: Path, layout: Layout) -> None:
+    with pytest.raises(DataError, match=f"the layout {layout} stores no checksums"):
+        open_encoded(write(tmp_path / "set", layout), verify=True)

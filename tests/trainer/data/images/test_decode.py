@@ -1,18 +1,31 @@
-"""Images of every mode become 8-bit RGB on white; damaged and oversized ones raise ValueError."""
+"""Images of every mode, shape and source become 8-bit RGB on white; damaged ones are refused."""
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from tests.trainer.data.formats.encoded_sets import save_stream
 from tests.trainer.data.formats.tar_files import PILLOW_FORMATS, encode, image, member, open_with
+from tests.trainer.data.small_runs import batches, image_run
+from tests.trainer.tiny_encoders import png, small_image
 
-from fluxtrain.data.images import SampleError, decode
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.data import images
+from fluxtrain.data import images as tar_images
+from fluxtrain.data.dataset import ImageBatch
+from fluxtrain.data.images import SampleError, TarImages, decode
+from fluxtrain.data.pictures import picture
+from fluxtrain.errors import DataError
 
 
 def test_transparent_parts_become_white() -> None:
@@ -86,3 +99,104 @@ def test_random_damage_raises_nothing_but_value_error() -> None:
     assert "torch.uint8" in outcomes
     assert len(outcomes) > 5
     assert all(outcome.isprintable() for outcome in outcomes)
+
+
+@pytest.mark.parametrize("size", [(90, 31), (31, 90), (64, 64), (40, 200)])
+@pytest.mark.parametrize("kernel", [Image.Resampling.BICUBIC, Image.Resampling.LANCZOS])
+def test_a_part_is_resized_as_the_whole_is(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], kernel: Image.Resampling
+) -> None:
+    width, height = size
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    waves = np.stack([127 + 100 * np.sin(x / 5), 127 + 100 * np.cos(y / 7), (x + y) % 200], axis=2)
+    image = Image.fromarray(waves.astype(np.uint8))
+    side = 48
+    short = min(size)
+    resized = side * width // short, side * height // short
+    left, top = (resized[0] - side) // 2, (resized[1] - side) // 2
+    box = (left, top, left + side, top + side)
+    whole = np.array(images.resize_crop(image, resized, box, kernel)).astype(int)
+    monkeypatch.setattr(images, "MAX_RESIZED_PIXELS", 0)
+    part = np.array(images.resize_crop(image, resized, box, kernel)).astype(int)
+    assert part.shape == whole.shape == (side, side, 3)
+    assert np.abs(part - whole).mean() < 0.2
+    assert np.abs(part - whole).max() <= 16  # where 8 bits clip between the passes
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F"])
+def test_bands_are_converted_as_the_whole_is(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    rng = np.random.default_rng(0)
+    pixels = Image.fromarray(rng.integers(0, 256, (13, 9, 4), dtype=np.uint8))
+    if mode == "F":
+        image = Image.fromarray(rng.random((13, 9), dtype=np.float32))
+    elif mode == "I;16":
+        image = Image.fromarray(rng.integers(0, 1 << 16, (13, 9), dtype=np.uint16))
+    else:
+        image = (pixels if mode in ("LA", "RGBA") else pixels.convert("RGB")).convert(mode)
+    file = io.BytesIO()
+    image.save(file, "TIFF" if mode in ("F", "CMYK", "I;16") else "PNG")
+    found = []
+    for band in (1 << 22, 20):
+        monkeypatch.setattr(picture, "_BAND_PIXELS", band)
+        monkeypatch.setattr(tar_images, "_BAND_PIXELS", band)
+        found.append([np.array(picture.decode(file.getvalue()))])
+        if mode not in ("F", "CMYK", "I;16"):
+            found[-1].append(tar_images.decode(file.getvalue()).numpy())
+    for whole, in_bands in zip(*found, strict=True):
+        assert np.array_equal(whole, in_bands)
+
+
+def save_published(prepared: RunPaths, folder: Path) -> None:
+    """Write the training images as MLCommons publishes the cleaned CC12M: Hugging Face's Image and text."""
+    datasets.disable_progress_bars()
+    tars = TarImages(prepared.data / "train")
+    columns = {
+        "png": [png(small_image(index)) for index in range(len(tars))],
+        "txt": [tars.caption(index) for index in range(len(tars))],
+        "__key__": [tars.key(index) for index in range(len(tars))],
+        "width": [32] * len(tars),
+    }
+    published = datasets.Dataset.from_dict(columns).cast_column("png", datasets.Image())
+    published.save_to_disk(str(folder), num_shards=2)
+
+
+def test_published_images_equal_those_of_the_tars(prepared: RunPaths, tmp_path: Path) -> None:
+    save_published(prepared, tmp_path / "train")
+    from_arrow = batches(image_run(data={"num_workers": 2}), tmp_path)
+    from_tars = batches(image_run(), prepared.data)
+    for ours, theirs in zip(from_arrow, from_tars, strict=True):
+        assert isinstance(ours, ImageBatch)
+        assert isinstance(theirs, ImageBatch)
+        assert torch.equal(ours.images, theirs.images)
+        assert (ours.captions, ours.faults) == (theirs.captions, ())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"png": ["text"], "title": ["a"]}, "columns png and txt are needed; it has png, title"),
+        ({"png": [3], "txt": ["a"]}, "column 'png' is int64, not an image's bytes"),
+    ],
+)
+def test_streams_without_images_are_refused(
+    tmp_path: Path, columns: dict[str, Any], message: str
+) -> None:
+    save_stream(tmp_path / "train" / "a.arrow", pa.table(columns))
+    with pytest.raises(DataError, match=message):
+        next(batches(image_run(), tmp_path))
+
+
+def test_random_damage_raises_nothing_but_data_error(prepared: RunPaths, tmp_path: Path) -> None:
+    save_published(prepared, tmp_path / "train")
+    path, rng = tmp_path / "train/data-00000-of-00002.arrow", np.random.default_rng(0)
+    content, num_refused = path.read_bytes(), 0
+    for _ in range(60):
+        damaged = bytearray(content)
+        for place in rng.integers(0, 4000, 8):  # where the schema and the offsets are
+            damaged[place] = rng.integers(0, 256)
+        path.write_bytes(damaged)
+        try:
+            next(batches(image_run(), tmp_path))
+        except DataError:
+            num_refused += 1
+    assert num_refused > 0

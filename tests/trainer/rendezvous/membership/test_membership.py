@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.rendezvous.membership.simulated_agents import agents
+from tests.trainer.rendezvous.membership.simulated_agents import Agents, agents
 
-from fluxtrain.rendezvous.membership import Limits, Membership
-from fluxtrain.rendezvous.messages import Heartbeat
+from fluxtrain.contract.process import MAX_RESTARTS, natural, read_places, write_places
+from fluxtrain.rendezvous.membership import UNHEARD_SECONDS, Limits, Membership, heartbeat_seconds
+from fluxtrain.rendezvous.messages import Heartbeat, Restart, rank_order_key
+from fluxtrain.rendezvous.service import Admission
 
 
 def test_a_generation_forms_as_soon_as_all_wanted_agents_wait() -> None:
@@ -271,3 +279,459 @@ def test_an_agent_is_lost_without_any_further_heartbeat() -> None:
     assert not service.lost
     service.expire(16.1)
     assert service.lost == {"a": 10.0}
+
+
+def beat(
+    agent: str, rank: int | None = None, setup: str = "setup", leaving: bool = False
+) -> Heartbeat:
+    return Heartbeat(
+        sequence=1,
+        attempt=1,
+        agent=agent,
+        node=agent,
+        node_name=f"host-of-{agent}",
+        node_rank=rank,
+        setup=setup,
+        leaving=leaving,
+    )
+
+
+def test_the_first_of_two_nodes_with_a_rank_is_admitted() -> None:
+    admission = Admission("setup", lost_seconds=6)
+    for now in range(0, 30, 5):
+        assert admission.refusal(beat("a", rank=1), now) == ""
+        refusal = admission.refusal(beat("b", rank=1), now + 1)
+        assert refusal == "--node-rank: got 1; host-of-a has this rank already"
+        assert admission.refusal(beat("c", rank=2), now + 1) == ""
+
+
+def test_the_rank_of_a_lost_node_is_free_again() -> None:
+    admission = Admission("setup", lost_seconds=6)
+    assert admission.refusal(beat("a", rank=0), 0) == ""
+    assert admission.refusal(beat("b", rank=0), 6) != ""
+    assert admission.refusal(beat("b", rank=0), 6.1) == ""
+    assert admission.refusal(beat("a", rank=0), 6.2) != "", "it returned too late"
+
+
+def test_the_rank_of_a_node_that_left_is_free_at_once() -> None:
+    admission = Admission("setup")
+    assert admission.refusal(beat("a", rank=0), 0) == ""
+    assert admission.refusal(beat("a", rank=0, leaving=True), 1) == ""
+    assert admission.refusal(beat("b", rank=0), 1) == ""
+
+
+def test_nodes_without_ranks_are_admitted_if_they_start_the_same_trainers() -> None:
+    admission = Admission("8 processes")
+    assert admission.refusal(beat("a", setup="8 processes"), 0) == ""
+    assert admission.refusal(beat("b", setup="8 processes"), 0) == ""
+    refusal = admission.refusal(beat("c", setup="4 processes"), 0)
+    assert refusal == "this node starts 4 processes; the node with the rendezvous 8 processes"
+
+
+def test_a_fault_that_several_agents_tell_is_one_restart_with_its_root_cause() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    assert job.told() == {}
+    for name, cause in (("a", "ProcessFailed"), ("b", "ProcessKilled"), ("c", "ProcessFailed")):
+        job.fail_and_tell(name, cause)
+    job.run(3)
+    assert job.told() == {1: ("b", "ProcessKilled")}
+    job.fail_and_tell("c", "ProcessFailed")
+    job.run(3)
+    job.fail_and_tell("a", "a cause of a newer version")
+    job.run(3)
+    second, third = ("c", "ProcessFailed"), ("a", "ProcessFailed")
+    assert job.told() == {1: ("b", "ProcessKilled"), 2: second, 3: third}
+
+
+def test_restarts_outlive_the_agents_that_tell_them_and_the_service() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.fail_and_tell("c", "ProcessKilled")
+    job.run(3)
+    job.beat("c", leaving=True)
+    job.kill("c")
+    job.fail_and_tell("a", "ProcessFailed")
+    job.run(3)
+    assert set(job.told()) == {1, 2}
+    before, job.service = job.told(), Membership(Limits(1, 3), forms_after=job.now + 2)
+    job.run(3)
+    assert job.told() == {2: before[2]}, "the agent that told the other one has ended"
+
+
+def test_a_restart_of_a_generation_that_its_agent_does_not_know_is_ignored() -> None:
+    job = agents(wanted=1)
+    job.start("a")
+    job.run(2)
+    job.beat("a", restarts=(Restart(generation=2), Restart(generation=9_007_199_254_740_991)))
+    assert job.told() == {}
+
+
+def test_the_newest_restarts_are_kept() -> None:
+    service = Membership(Limits(1, 1))
+    for number in range(1, 3 * MAX_RESTARTS):
+        restarts = (Restart(generation=number),)
+        beat = Heartbeat(
+            sequence=number,
+            attempt=1,
+            agent="a",
+            node="a",
+            generation=number + 1,
+            restarts=restarts,
+        )
+        service.heartbeat(beat, 1.0)
+    assert sorted(service.restarts) == [*range(2 * MAX_RESTARTS, 3 * MAX_RESTARTS)]
+
+
+@pytest.mark.parametrize("first", ["a", "b", "c"])
+def test_a_service_that_starts_empty_changes_nothing(first: str) -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3), forms_after=job.now + 6)
+    job.now += 4
+    job.beat(first)
+    job.run(30)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 1
+
+
+def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.kill("b")
+    job.service = Membership(Limits(1, 3))
+    job.run(UNHEARD_SECONDS)
+    assert job.service.generation == 1
+    assert sorted(job.service.alive) == ["a", "c"]
+    assert not job.service.lost
+    job.run(2)
+    assert job.running == {"a", "c"}
+    assert job.service.generation == 2
+    assert list(job.service.lost) == ["b"]
+
+
+@pytest.mark.parametrize("late", [0.5, 5.5, 8, 33, 44])
+@pytest.mark.parametrize("first", ["a", "b", "c"])
+def test_agents_find_a_new_service_at_different_times(first: str, late: float) -> None:
+    """No step is reported meanwhile: the trainers evaluate, save, or make a long step."""
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3), forms_after=job.now + 2)
+    for _ in range(int(late * 2)):
+        job.now += 0.5
+        reply = job.beat(first)
+        assert not reply.reform
+        assert not reply.lost
+    job.run(10)
+    assert job.running == {"a", "b", "c"}
+    assert job.service.generation == 1
+    job.kill("b")  # heard before: lost after the usual time
+    job.run(8)
+    assert job.running == {"a", "c"}
+
+
+def test_an_agent_that_is_not_heard_yet_is_alive_if_its_world_makes_steps() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 3))
+    for step in range(1, 200):
+        job.now += 0.5
+        assert not job.beat("a", step=step).reform
+    assert sorted(job.service.alive) == ["a", "b", "c"]
+
+
+def test_a_new_agent_alone_does_not_start_beside_a_generation_that_the_service_does_not_know() -> (
+    None
+):
+    job = agents(wanted=1)
+    job.start("a")
+    job.run(2)
+    job.service = Membership(Limits(1, 1), forms_after=job.now + 2)
+    job.start("b")
+    job.beat("b")
+    job.run(5)
+    assert job.running == {"a"}
+    assert job.service.generation == 1
+
+
+def ended(job: Agents, generation: int, size: int = 3) -> Membership:
+    """Return a service that starts empty and must end ``generation``."""
+    return Membership(Limits(1, size), generation, forms_after=job.now + 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_generation_that_must_end_is_followed_by_one_of_the_same_agents(size: int) -> None:
+    job = agents(wanted=size)
+    names = "abc"[:size]
+    job.start(*names)
+    job.run(2)
+    job.service = ended(job, 1, size)
+    reply = job.beat("a")
+    assert (reply.reform, reply.ended) == (True, 1)
+    job.run(4)
+    assert (job.service.generation, job.running) == (2, set(names))
+    job.service = ended(job, 1, size)  # it is lost, and replaced by one with the same order
+    job.run(30)
+    assert (job.service.generation, job.running) == (2, set(names)), "no second restart"
+
+
+def test_the_generation_after_one_that_must_end_is_always_newer() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.service = ended(job, 7)
+    job.run(4)
+    assert (job.service.generation, job.running) == (8, {"a", "b", "c"})
+    job.run(30)
+    assert job.service.generation == 8
+
+
+def test_an_agent_that_joins_late_is_part_of_the_generation_after() -> None:
+    job = agents()
+    job.start("a", "b")
+    job.run(35)
+    job.service = ended(job, 1)
+    job.start("c")
+    job.run(4)
+    assert (job.service.generation, job.running) == (2, {"a", "b", "c"})
+
+
+def test_a_generation_that_must_end_forms_again_without_a_lost_agent() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = ended(job, 1)
+    job.beat("a")  # so that it knows all three
+    job.kill("c")
+    job.run(60)  # the new service has not heard it yet
+    assert (job.service.generation, job.running) == (2, {"a", "b"})
+
+
+def test_a_zombie_of_a_generation_that_has_ended_restarts_nothing() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    zombie = job.generations["c"], job.worlds["c"]
+    job.kill("c")
+    job.run(10)
+    assert job.service.generation == 2
+    job.service = ended(job, 1)
+    late = {"agent": "c", "node": "c", "generation": zombie[0], "world": zombie[1]}
+    job.service.heartbeat(Heartbeat(sequence=0, attempt=1, **late), job.now)  # heard first
+    job.run(4)
+    assert (job.service.generation, job.running) == (2, {"a", "b"})
+
+
+def test_trainers_that_exit_after_a_success_are_not_restarted() -> None:
+    job = agents()
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = ended(job, 1)
+    job.beat("a", closing=True, succeeded=True, leaving=True)
+    assert not job.beat("b").reform
+
+
+@pytest.mark.parametrize(
+    ("num_agents", "seconds"), [(1, 0.5), (500, 0.5), (501, 0.501), (1000, 1.0), (4096, 4.096)]
+)
+def test_agents_of_large_worlds_send_fewer_heartbeats(num_agents: int, seconds: float) -> None:
+    assert heartbeat_seconds(num_agents) == seconds
+    world = tuple(f"agent-{number}" for number in range(num_agents))
+    service = Membership(Limits(1, num_agents))
+    beat = Heartbeat(sequence=1, attempt=1, agent=world[0], node="a", generation=1, world=world)
+    assert service.heartbeat(beat, 0.0).heartbeat_seconds == seconds
+    service.expire(max(6.0, 3 * seconds))
+    assert not service.lost
+    service.expire(max(6.0, 3 * seconds) + 0.1)
+    assert list(service.lost) == [world[0]]
+    leaving = [beat.model_copy(update={"agent": name, "leaving": True}) for name in world]
+    replies = [service.heartbeat(beat, 20.0) for beat in leaving]
+    assert replies[-1].heartbeat_seconds == seconds, "the others still send as seldom"
+
+
+class Name(str):
+    """A name that counts how often it is looked up or compared."""
+
+    operations = 0
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        Name.operations += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Name.operations += 1
+        return super().__eq__(other)
+
+
+def operations_per_heartbeat(num_agents: int, num_waiting: int, num_spares: int) -> float:
+    """Return the lines that run, and the names that are compared, while each agent sends one heartbeat."""
+    names = [Name(f"agent-{number:05d}") for number in range(num_agents + num_spares)]
+    world = tuple(names[:num_agents])
+    service = Membership(Limits(1, num_agents + num_spares + 1))
+    plain = Heartbeat(sequence=1, attempt=1, agent="a", node="a", generation=1, step=5)
+    beats = [
+        plain.model_copy(update={"agent": name, "joining": number < num_waiting, "world": world})
+        for number, name in enumerate(names)
+    ]
+    spare = {"generation": 0, "joining": True, "world": ()}
+    beats[num_agents:] = [beat.model_copy(update=spare) for beat in beats[num_agents:]]
+    for beat in beats:
+        service.heartbeat(beat, 0.0)
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    Name.operations, seconds = 0, heartbeat_seconds(len(beats))
+    traced = sys.gettrace()
+    sys.settrace(count)
+    try:
+        for number, beat in enumerate(beats):
+            service.heartbeat(beat, seconds * (1 + number / len(beats)))
+    finally:
+        sys.settrace(traced)
+    return (lines + Name.operations) / len(beats)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "spares"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.5)], ids=["train", "wait", "spare"]
+)
+def test_a_heartbeat_costs_the_same_in_a_large_world(waiting: float, spares: float) -> None:
+    small, large = (
+        operations_per_heartbeat(number, int(waiting * number), int(spares * number))
+        for number in (64, 1024)
+    )
+    assert large < 1.5 * small
+
+
+@pytest.mark.parametrize(
+    ("topology", "node", "key"),
+    [
+        (None, None, "job-0"),
+        ("", "", "job-0"),  # the pod has no such label
+        ("rack-1", None, "rack-1/job-0"),
+        ("rack-1", "node7", "rack-1/node7/job-0"),
+        ("", "node7", "node7/job-0"),
+    ],
+)
+def test_the_key_of_a_pod(topology: str | None, node: str | None, key: str) -> None:
+    given = {"FLUXTRAIN_TOPOLOGY": topology, "FLUXTRAIN_NODE": node}
+    environment = {name: value for name, value in given.items() if value is not None}
+    assert rank_order_key(environment, "job-0") == key
+
+
+def test_the_longest_names_make_a_valid_key() -> None:
+    environment = {"FLUXTRAIN_TOPOLOGY": "t" * 63, "FLUXTRAIN_NODE": "n" * 253}
+    key = rank_order_key(environment, "h" * 63)
+    assert Heartbeat(sequence=0, attempt=1, agent="a", node=key).node == key
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["job-0", "job-1", "job-2", "job-10", "job-100"],
+        ["node9/job-3", "node10/job-0"],
+        ["a/n2/job-1", "a/n10/job-0", "b/n1/job-2"],
+        ["2026-11-0", "2026-11-1", "2026-11-10"],
+        ["7", "007b", "a"],
+        ["", "a"],
+    ],
+)
+def test_keys_sort_naturally(keys: list[str]) -> None:
+    assert sorted(reversed(keys), key=natural) == keys
+
+
+def test_ranks_are_ordered_by_rack_and_not_by_pod() -> None:
+    racks = {"job-0": "b", "job-1": "a", "job-10": "a", "job-2": "a", "job-3": "b"}
+    service = Membership(Limits(5, 5))
+    for sequence, (pod, rack) in enumerate(racks.items()):
+        key = rank_order_key({"FLUXTRAIN_TOPOLOGY": rack}, pod)
+        beat = Heartbeat(sequence=sequence, attempt=1, agent=pod, node=key, joining=True)
+        service.heartbeat(beat, now=float(sequence))
+    assert service.world == ("job-1", "job-2", "job-10", "job-0", "job-3")
+
+
+def told(places: Mapping[str, str]) -> dict[str, int]:
+    """Return the places of nodes as the service reads them."""
+    return read_places(write_places(places))
+
+
+def world(places: Mapping[str, str], nodes: Sequence[str], keys: Sequence[str] = ()) -> list[str]:
+    """Return the nodes in the order of their ranks; agent ``job-N`` is the one on the Nth node."""
+    service = Membership(Limits(len(nodes), len(nodes)), places=told(places))
+    for index, node in enumerate(nodes):
+        pod = f"job-{index}"
+        key = keys[index] if keys else rank_order_key({"FLUXTRAIN_NODE": node}, pod)
+        beat = Heartbeat(
+            sequence=index, attempt=1, agent=pod, node=key, node_name=node, joining=True
+        )
+        service.heartbeat(beat, now=float(index))
+    return [nodes[int(agent.removeprefix("job-"))] for agent in service.world]
+
+
+RACKS = {"n1": "rack-10", "n2": "rack-9", "n3": "rack-10", "n4": "rack-9", "n5": "rack-9"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ordered"),
+    [
+        (["n1"], ["n1"]),
+        (["n9"], ["n9"]),
+        (["n1", "n2"], ["n2", "n1"]),
+        (["n1", "n2", "n3"], ["n2", "n1", "n3"]),
+        (["n5", "n1", "n4", "n3", "n2"], ["n2", "n4", "n5", "n1", "n3"]),
+        (["n0", "n1", "n9", "n2"], ["n2", "n1", "n0", "n9"]),  # two have no label
+        (["n0", "n9"], ["n0", "n9"]),
+    ],
+)
+def test_ranks_are_ordered_by_the_places_that_the_operator_told(
+    nodes: list[str], ordered: list[str]
+) -> None:
+    assert world(RACKS, nodes) == ordered
+
+
+def test_in_a_queue_ranks_of_a_place_are_ordered_by_pod() -> None:
+    nodes = ["n5", "n3", "n2", "n4"]
+    keys = [rank_order_key({}, f"job-{index}") for index in range(4)]
+    assert world(RACKS, nodes, keys) == ["n5", "n2", "n4", "n3"]
+
+
+def test_without_places_the_label_of_the_pod_decides_as_before() -> None:
+    keys = ["b/n1/job-0", "a/n2/job-1", "n3/job-2"]
+    assert world({}, ["n1", "n2", "n3"], keys) == ["n2", "n1", "n3"]
+
+
+def test_agents_that_do_not_tell_their_node_come_last() -> None:
+    service = Membership(Limits(3, 3), places=told(RACKS))
+    for sequence, (pod, node) in enumerate({"job-0": "", "job-1": "n1", "job-2": ""}.items()):
+        beat = Heartbeat(
+            sequence=sequence, attempt=1, agent=pod, node=pod, node_name=node, joining=True
+        )
+        service.heartbeat(beat, now=float(sequence))
+    assert service.world == ("job-1", "job-0", "job-2")
+
+
+def test_other_places_end_no_generation_and_count_in_the_next_one() -> None:
+    """A label has changed, and a service that starts empty is told it."""
+    before, after = {"n0": "a", "n1": "b", "n2": "a"}, {"n0": "b", "n1": "a", "n2": "a"}
+    job = Agents(Membership(Limits(2, 3), places=told(before)))
+    job.nodes = {f"job-{index}": f"n{index}" for index in range(3)}
+    job.start("job-0", "job-1", "job-2")
+    job.run(2)
+    assert job.service.world == ("job-0", "job-2", "job-1")
+    job.service = Membership(Limits(2, 3), places=told(after))
+    job.run(60)
+    assert job.service.generation == 1
+    assert job.service.world == ("job-0", "job-2", "job-1")
+    job.fail("job-1")
+    job.run(60)
+    assert job.service.generation == 2
+    assert job.service.world == ("job-1", "job-2", "job-0")
