@@ -79,29 +79,48 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "remedy"),
+    ("preset", "options", "remedy"),
     [
+        ("dev-finetune", ["--gpu=rtx4090"], "No change of its settings makes it fit."),
         (
+            "dev-lora",
             ["--parallel.micro_batch_size=8", "--gpu=rtx4090"],
-            "No one change of its settings makes it fit.",
+            "To fit: --parallel.micro_batch_size=1 --adapter.base_dtype=fp8"
+            " --parallel.activation_checkpointing=1.0.",
         ),
-        (["--parallel.micro_batch_size=8", "--gpu=h100"], "To fit: --parallel.micro_batch_size="),
+        (
+            "dev-lora",
+            ["--data.image_size=512", "--parallel.micro_batch_size=1", "--gpu=rtx4090"],
+            "To fit: --adapter.base_dtype=fp8",
+        ),
+        (
+            "dev-lora",
+            ["--parallel.micro_batch_size=8", "--gpu=h100"],
+            "To fit: --parallel.micro_batch_size=",
+        ),
     ],
 )
-def test_what_does_not_fit_names_one_change_that_does(
-    options: list[str], remedy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_does_not_fit_names_a_change_that_does(
+    preset: str,
+    options: list[str],
+    remedy: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "job.yaml"
-    spec = "{nodes: {min: 1, max: 1}, gpusPerNode: 1, run: {preset: dev-lora}}"
+    spec = f"{{nodes: {{min: 1, max: 1}}, gpusPerNode: 1, run: {{preset: {preset}}}}}"
     head = "apiVersion: fluxtrain.dev/v1alpha1\nkind: FluxTraining\nmetadata: {name: a}\nspec: "
     file.write_text(head + spec)
-    wide = ["--data.image_size=1024", "--schedule.global_batch_size=64"]
+    names = {each.partition("=")[0] for each in options}
+    wide = ["--schedule.global_batch_size=64"]
+    wide += [] if "--data.image_size" in names else ["--data.image_size=1024"]
     first = plan(capsys, *wide, *options, file=file).splitlines()[0]
     assert first.startswith("DOES NOT FIT: ")
     assert remedy in first
-    if change := first.partition("To fit: ")[2].rstrip("."):
-        given = [each for each in options if each.partition("=")[0] != change.partition("=")[0]]
-        assert plan(capsys, *wide, *given, change, file=file).startswith("Fits: ")
+    if change := first.partition("To fit: ")[2].rstrip(".").split():
+        changed = {each.partition("=")[0] for each in change}
+        given = [each for each in options if each.partition("=")[0] not in changed]
+        assert plan(capsys, *wide, *given, *change, file=file).startswith("Fits: ")
 
 
 @pytest.mark.parametrize(

@@ -278,13 +278,16 @@ def make_plan(
 
 
 def fitting_change(config: RunConfig, plan: Callable[[RunConfig], Plan]) -> str | None:
-    """Return the first option with which ``config``, which does not fit, would; None if none alone does."""
+    """Return the first options with which ``config``, which does not fit, would; None if there are none."""
+    recomputed, fp8 = "--parallel.activation_checkpointing=1.0", "--adapter.base_dtype=fp8"
     changes = [f"--parallel.micro_batch_size={plan(config).largest_micro_batch}"]
-    changes += ["--parallel.dp_replicate=1", "--parallel.activation_checkpointing=1.0"]
+    changes += ["--parallel.dp_replicate=1", recomputed]
+    if config.adapter:
+        changes += [fp8, f"{fp8} {recomputed}", f"--parallel.micro_batch_size=1 {fp8} {recomputed}"]
     changes += [f"--parallel.offload_blocks={config.model.num_blocks}"]
     for change in changes:
         with suppress(ConfigError):  # not of this run, or not of this preset
-            run = merge(config.model_dump(mode="json"), parse_overrides([change]))
+            run = merge(config.model_dump(mode="json"), parse_overrides(change.split()))
             if plan(resolve(run)).fits:
                 return change
     return None

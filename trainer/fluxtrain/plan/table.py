@@ -39,7 +39,7 @@ def _answer(plan: Plan, change: str | None) -> list[str]:
         lines = [f"Memory: {gib(total)} of {ranks}."]
     else:
         full = f"{gib(total)} of {gib(room)} ({total / room:.0%}) of {ranks}"
-        remedy = f"To fit: {change}" if change else "No one change of its settings makes it fit"
+        remedy = f"To fit: {change}" if change else "No change of its settings makes it fit"
         lines = [f"Fits: {full}." if plan.fits else f"DOES NOT FIT: {full}. {remedy}."]
     for what, seconds, cost in (
         ("Training", plan.seconds, plan.cost),
@@ -230,7 +230,7 @@ def _fit(plan: Plan) -> str:
         return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
     if plan.largest_micro_batch:
         return f"{of}: DOES NOT FIT; the largest micro batch is about {plan.largest_micro_batch}"
-    return f"{of}: DOES NOT FIT at any micro batch; use more GPUs, or dp_replicate 1"
+    return f"{of}: DOES NOT FIT at any micro batch"
 
 
 def _time(plan: Plan) -> list[Row]:
