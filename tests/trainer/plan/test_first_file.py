@@ -122,7 +122,7 @@ def test_pairs_are_found_by_their_folders(
     assert make_plan(config, 1, 1, "MI300X").fits
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"edits.yaml: {5 if control else 6} pictures, ")
-    assert f"the licence of FLUX.1-{base.capitalize()}-dev" in said[2]
+    assert f"the licence of FLUX.1-{base.capitalize()}-dev" in said[4 if control else 2]
 
 
 def test_a_trigger_that_all_captions_have_is_not_said_twice(here: Path) -> None:
@@ -301,6 +301,31 @@ def test_the_model_of_the_demo_learns_pictures_on_a_cpu(
     assert job.spec.gpus_per_node == 0
     assert main(["fetch", "cats.yaml"]) == EXIT_USAGE
     assert "`make run`, or `fluxtrain prepare openmoji` and a run of" in capsys.readouterr().err
+
+
+def test_the_command_in_the_file_plans_for_its_own_gpu(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(here / "cats")
+    assert init("cats", "--trigger=ohwx", "--gpu=rx7900xtx") == EXIT_OK
+    command = (here / "cats.yaml").read_text().split("`")[1]
+    capsys.readouterr()
+    assert main(command.replace("FILE", "cats.yaml").split()[1:]) == EXIT_OK
+    assert "1 × RX 7900 XTX." in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_skipped_picture_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (write_pictures(here / "cats") / "bad.png").write_text("no picture")
+    assert init("cats", "--trigger=ohwx", "--gpu=h100") == EXIT_OK
+    said = capsys.readouterr().out
+    assert "  skipped bad.png: no picture in a format that is read" in said
+    assert "  1 file is skipped" in said
+
+
+def test_a_name_loses_the_marks_of_its_letters(here: Path) -> None:
+    write_pictures(here / "Bilder für Öl")
+    assert init("Bilder für Öl", "--trigger=ohwx", "--gpu=h100") == EXIT_OK
+    assert (here / "bilder-fur-ol.yaml").is_file()
 
 
 def test_the_file_is_short_and_each_comment_is_beside_its_field(here: Path) -> None:

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -229,7 +230,8 @@ def path(text: str) -> Path:
 
 def job_name(stem: str) -> str:
     """Return ``stem`` as the name of a job: small letters, digits and '-'."""
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:60].rstrip("-")
+    plain = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", stem))  # ü as u
+    name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:60].rstrip("-")
     return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
 
 

@@ -371,6 +371,7 @@ def add_init(commands: Commands) -> None:
 
 def write_first_file(arguments: argparse.Namespace) -> int:
     """Look at the pictures, write the file, and print how to fetch, run and look."""
+    from fluxtrain.picture_cache.work import named
     from fluxtrain.plan import first_file
 
     base = first_file.base_of(arguments.base)
@@ -394,6 +395,7 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     look = check_pictures(config, root)
     if refusal := look.refusal(config):
         raise refusal
+    skipped = look.inspection.skipped
     run = first_file.first_run(
         images, look.inspection, name, arguments.trigger or None, base, machine
     )
@@ -406,6 +408,8 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
     print(f"{file}: {about}")
+    for line in named(skipped, None) if skipped else ():
+        print(f"  {line}")
     for line in _next_steps(arguments, file, name, config):
         print(line)
     return EXIT_OK

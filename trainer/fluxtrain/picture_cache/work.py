@@ -210,7 +210,7 @@ def _refusal(begin: str, skipped: Mapping[str, str], report: Path | None, *last:
     advice = " or ".join([", ".join(_advice(skipped)), *last])
     if not others:
         return DataError(f"{begin}; {first}; {advice}")
-    return JoinedDataError([f"{begin}; {first}", *_named(skipped, report)[1:], advice])
+    return JoinedDataError([f"{begin}; {first}", *named(skipped, report)[1:], advice])
 
 
 def _advice(skipped: Mapping[str, str]) -> list[str]:
@@ -222,7 +222,8 @@ def _advice(skipped: Mapping[str, str]) -> list[str]:
     return ["mend the files"]
 
 
-def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
+def named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
+    """Return a line for each of the first files that are ``skipped``, and one for all."""
     first = [f"skipped {name}: {reason}" for name, reason in islice(skipped.items(), _MAX_NAMED)]
     where = f"; {report} names all" if report else ""
     count = num_lost(skipped) or len(skipped)
@@ -230,7 +231,7 @@ def _named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
 
 
 def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path) -> Iterator[str]:
-    yield from map(one_line, _named(skipped, report) if skipped else ())
+    yield from map(one_line, named(skipped, report) if skipped else ())
     if left_out:
         kinds = "thumbnails, hidden files and the like"
         similar = sum(SIMILAR in reason for reason in left_out.values())

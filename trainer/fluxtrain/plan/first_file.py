@@ -192,7 +192,11 @@ def gpu_here() -> Gpu:
 
 
 def _known() -> str:
-    return ", ".join(name.replace(" ", "").lower() for name in GPUS)
+    return ", ".join(map(_short, GPUS))
+
+
+def _short(name: str) -> str:
+    return name.replace(" ", "").lower()
 
 
 def base_of(name: str) -> Base:
@@ -334,9 +338,10 @@ def file_text(
     name: str, run: Mapping[str, Any], config: RunConfig, about: str, machine: Machine, base: Base
 ) -> str:
     """Return the file of ``run``, whose resolved form is ``config``, with comments."""
+    gpu = f" --gpu {_short(machine.gpu.name)}" if machine.gpu.name in GPUS else ""
     head = [
         f"# {base.name}, a LoRA: {about}.",
-        "# Override any field (docs/config.md); `fluxtrain plan FILE` then says whether it still fits.",
+        f"# Override any field (docs/config.md); `fluxtrain plan FILE{gpu}` then says whether it still fits.",
         "apiVersion: fluxtrain.dev/v1alpha1",
         "kind: FluxTraining",
         f"metadata: {{name: {name if yaml.safe_load(name) == name else json.dumps(name)}}}",
