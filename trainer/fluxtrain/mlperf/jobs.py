@@ -43,6 +43,10 @@ def kubectl(namespace: str | None, *arguments: str, stdin: str = "") -> str:
         raise ConfigError("kubectl", " ".join(arguments), text) from None
     if completed.returncode:
         text = completed.stderr.decode("utf-8", "replace").strip()
+        if "localhost:8080" in text:  # where kubectl looks if nothing is set
+            raise ConfigError(
+                "kubectl", UNSET, "has no kubeconfig, so no API server; set KUBECONFIG"
+            )
         raise ConfigError("kubectl", " ".join(arguments), text)
     return completed.stdout.decode("utf-8", "replace")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,3 +46,15 @@ def test_a_config_that_is_gone_is_an_error_with_the_jobs_name(
 ) -> None:
     with pytest.raises(ConfigError, match="job: its config map is gone"):
         config_of(monkeypatch, status, answer)
+
+
+def test_a_machine_without_a_cluster_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = 'E1128 memcache.go:265] "Unhandled Error" err="Get http://localhost:8080/api: refused"'
+    (tmp_path / "kubectl").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ConfigError) as caught:
+        kubectl_calls.kubectl(None, "get", "fluxtrainings")
+    assert str(caught.value) == "kubectl: has no kubeconfig, so no API server; set KUBECONFIG"
