@@ -52,3 +52,11 @@ def test_only_a_run_of_the_benchmark_is_checked_for_mlperf(
     text = summary(tmp_path, run, capsys)
     assert ("MLPerf check" in text) == is_checked
     assert str(tmp_path / MLPERF_FILE) in text
+
+
+def test_a_single_evaluation_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20, "samples": 320, "eval_loss": 1.8259}\n')
+    first = summary(tmp_path, {"preset": "micro"}, capsys).splitlines()[0]
+    assert first == "evaluation loss 1.8259 (step 20)"

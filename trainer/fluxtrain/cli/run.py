@@ -279,10 +279,9 @@ def print_summary(output: Path, config: RunConfig) -> None:
     evaluations = [record for record in records if "eval_loss" in record]
     if evaluations:
         first, last = evaluations[0], evaluations[-1]
-        print(
-            f"evaluation loss {first['eval_loss']:.4f} (step {first['step']}) → "
-            f"{last['eval_loss']:.4f} (step {last['step']})"
-        )
+        shown = [first, last] if first is not last else [first]
+        losses = [f"{each['eval_loss']:.4f} (step {each['step']})" for each in shown]
+        print(f"evaluation loss {' → '.join(losses)}")
     folder = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     for title, name in _files(output, config):
         print(f"  {title:<18} {folder}/{name}")
