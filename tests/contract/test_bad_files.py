@@ -134,6 +134,7 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--batch_size=9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
     (["--batch-size", "9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
     (["--rank=9"], "did you mean --adapter.rank?"),
+    (["--gpus=2"], "--gpus: no such field; did you mean --processes?"),
     (["--network_dim=9"], "did you mean --adapter.rank?"),
     (["--resolution=9"], "did you mean --data.image_size or --data.buckets.resolutions?"),
     (["--output_dir=x"], "--output_dir: no such field; did you mean --output?"),
@@ -219,6 +220,17 @@ def test_a_file_of_another_trainer_leads_to_its_import(
         (line,) = capsys.readouterr().err.splitlines()
         assert "must be " in line
         assert f"fluxtrain import-config {file} writes one" in line
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_folder_and_bare_fields_lead_to_a_file(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == EXIT_USAGE
+    assert f"fluxtrain init {tmp_path} writes a file" in capsys.readouterr().err
+    (file := tmp_path / "bare.yaml").write_text("preset: dev-lora\ndata: {images: good}\n")
+    assert main([command, str(file)]) == EXIT_USAGE
+    assert "is spec.run of a FluxTraining: put it there" in capsys.readouterr().err
 
 
 def test_all_unknown_options_are_reported(refused: Refused) -> None:

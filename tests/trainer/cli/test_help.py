@@ -42,7 +42,7 @@ def test_help_without_a_command_has_all_in_three_groups(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("train", "run"), ("smaple", "sample"), ("zzz", None)]
+    ("given", "meant"), [("train", "run"), ("lora", "init"), ("smaple", "sample"), ("zzz", None)]
 )
 def test_an_unknown_command_leads_to_one(
     given: str, meant: str | None, capsys: pytest.CaptureFixture[str]
@@ -51,6 +51,22 @@ def test_an_unknown_command_leads_to_one(
     hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
     expected = f"COMMAND: got '{given}'; there is none of this name; {hint}\n"
     assert capsys.readouterr().err == f"fluxtrain: error: {expected}"
+
+
+def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert help_text(capsys, "run", "--help") == help_text(capsys, "help", "run")
+    assert main(["version"]) == EXIT_OK == main(["--version"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(("command", "names"), [("data", "check or pack"), ("prepare", "cc12m")])
+def test_a_missing_command_is_chosen_from_those_that_there_are(
+    command: str, names: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command])
+    assert names in capsys.readouterr().err
 
 
 def test_help_imports_no_large_package() -> None:

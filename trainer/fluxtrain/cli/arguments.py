@@ -48,6 +48,9 @@ class Parser(argparse.ArgumentParser):
         """Print in one line what is wrong, and exit."""
         of_argument = message.removeprefix("argument ")
         help = "" if of_argument != message else f"; see {self.prog} --help"
+        for action in self._subparsers._group_actions if self._subparsers else ():
+            if f"{action.metavar}" in message.split():
+                help = f": {' or '.join(action.choices or ())}{help}"
         self.exit(EXIT_USAGE, f"fluxtrain: error: {one_line(of_argument)}{help}\n")
 
 

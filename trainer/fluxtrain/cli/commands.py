@@ -61,17 +61,19 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()} | {
     "completion": ("commands.add_completion", "print the completion of a shell")
 }
-_OTHER_WORDS = {"train": "run", "check": "data check", "generate": "sample", "lora": "adapter"}
+_OTHER_WORDS = {"train": "run", "check": "data check", "generate": "sample", "lora": "init"}
 
 
 def run_command(arguments: list[str] | None) -> int:
     """Run the command in ``arguments`` (default: sys.argv) and return its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["help"] and len(words) > 1:
+        words = [*words[1:], "--help"]
     first = words[0] if words else ""
     if first in ("", "-h", "--help", "help"):
         print(help_text())
         return EXIT_OK if words else EXIT_USAGE
-    if first == "--version":
+    if first in ("--version", "version"):
         print(__version__)
         return EXIT_OK
     if first not in COMMANDS:

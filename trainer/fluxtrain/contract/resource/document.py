@@ -80,11 +80,17 @@ def load_job(path: Path) -> FluxTraining:
     if path.suffix in _FOREIGN:
         text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
         raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
+    if path.is_dir():
+        text = f"is a folder; of pictures, fluxtrain init {shlex.quote(str(path))} writes a file"
+        raise ConfigError(str(path), UNSET, text)
     values = parse_yaml(read_text(path), str(path))
     text = "must be one FluxTraining, a mapping with apiVersion and kind"
     if not isinstance(values, dict):
         raise ConfigError(str(path), values, text)
     if values and not _KEYS & set(values):
+        if "preset" in values:
+            text = "is spec.run of a FluxTraining: put it there (docs/config.md)"
+            raise ConfigError(str(path), UNSET, text)
         raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
     return validate(FluxTraining, values, "")
 

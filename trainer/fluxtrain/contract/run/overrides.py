@@ -58,12 +58,15 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     return result
 
 
-_FOLDERS = {
+_OTHER_NAMES = {
     **dict.fromkeys(("output_dir", "out_dir", "save_dir", "logging_dir"), ("output",)),
     **dict.fromkeys(("data_dir", "dataroot", "train_data_dir"), ("data", "data.images")),
     **dict.fromkeys(("model_dir", "modelroot"), ("models",)),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "ngpu", "num_processes", "nproc_per_node"), ("processes",)
+    ),
 }
-"""Other trainers' names of folders, and the options of ``fluxtrain run``."""
+"""Other trainers' names, and the options of ``fluxtrain run``."""
 
 
 def _unknown(parts: list[str]) -> str | None:
@@ -74,7 +77,7 @@ def _unknown(parts: list[str]) -> str | None:
             return ""
         if part not in model.model_fields:
             near = "" if model is RunConfig else near_miss(part, model.model_fields)
-            fields = meant_fields(part, RunConfig) or _FOLDERS.get(part.replace("-", "_"), ())
+            fields = meant_fields(part, RunConfig) or _OTHER_NAMES.get(part.replace("-", "_"), ())
             options = [f"--{name}" for name in fields]
             meant = f"; did you mean {' or '.join(options)}?" if options else ""
             return near or meant or did_you_mean(part, model.model_fields)
