@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from tests.trainer.commands import fluxtrain
+from tests.trainer.commands import command, fluxtrain
 from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders
 from tests.trainer.tiny_model import initialised, save_flux, tiny_model
 
@@ -282,6 +284,29 @@ def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
     assert "micro batch 4 (found, " in ran.stderr
     steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["step"] == 15, "six pictures, ten times, in batches of four"
+
+
+@pytest.mark.slow
+def test_one_picture_of_any_name_in_any_folder_trains_in_any_locale(
+    here: Path,
+) -> None:
+    pictures = write_pictures(here / "Bilder für Öl", count=1)
+    (pictures / "0.png").rename(pictures / "日本 ü.png")
+    (pictures / "日本 ü.txt").write_text("grün 日本 😀", encoding="utf-8")
+    (work := here / "meine Läufe").mkdir()
+    models = write_encoders(here)
+    weights = save_flux(initialised(tiny_model(guidance_embed=True)), models)
+    weights.rename(models / "flux1-dev.safetensors")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    options = [f"--{name}={value}" for name, value in TINY.items()]
+    for words in (
+        ("init", "../Bilder für Öl", "--gpu=rx7900xtx", "--models=.."),
+        ("run", "bilder-fur-ol.yaml", "--models=..", "--cpu", *options),
+    ):
+        environment = os.environ | ascii_only
+        done = subprocess.run(command(*words), cwd=work, env=environment, capture_output=True)
+        assert done.returncode == EXIT_OK, done.stderr.decode()
+    assert (work / "runs/bilder-fur-ol/adapters/bilder-fur-ol.safetensors").exists()
 
 
 def test_the_model_of_the_demo_learns_pictures_on_a_cpu(
