@@ -167,7 +167,7 @@ VARIANTS: dict[str, Variant] = {
         network={
             "env": [
                 {"name": "NCCL_SOCKET_IFNAME", "value": "bond0"},
-                {"name": "NCCL_PXN_DISABLE", "value": "0"},
+                {"name": "NCCL_PXN_DISABLE", "value": "1"},
                 {"name": "RCCL_MSCCL_ENABLE", "value": "1"},
             ]
         }

@@ -49,7 +49,7 @@ def test_defaults_are_set_and_printed_on_one_line(
     prepare_for_gpus(environment)
     assert environment == {"PATH": "/bin", **gpu_environment(is_amd=True)}
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fluxtrain: environment for GPUs: GPU_MAX_HW_QUEUES=2 HSA_")
+    assert line.startswith("fluxtrain: environment for GPUs: HSA_NO_SCRATCH_RECLAIM=1 NCCL_")
     assert "PATH" not in line
 
 
@@ -57,7 +57,7 @@ def test_values_of_the_user_are_kept(gpus: None) -> None:
     environment = {"NCCL_CROSS_NIC": "2", "GPU_MAX_HW_QUEUES": ""}
     prepare_for_gpus(environment)
     assert (environment["NCCL_CROSS_NIC"], environment["GPU_MAX_HW_QUEUES"]) == ("2", "")
-    assert environment["NCCL_PXN_DISABLE"] == "1"
+    assert environment["NCCL_PXN_DISABLE"] == "0"
 
 
 def test_nothing_is_set_or_printed_without_gpus(

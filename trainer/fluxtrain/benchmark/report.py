@@ -13,6 +13,7 @@ import matplotlib
 from matplotlib import pyplot
 
 from fluxtrain.benchmark.results import CSV_FILE, JSON_FILE, Result
+from fluxtrain.contract.process import GPU_VARIABLES
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.setting import Setting
@@ -34,6 +35,8 @@ def write_report(config: RunConfig, output: Path, num_ranks: int, results: Seque
     save_plot(output / PLOT_FILE, on_all, studies, figures, next(iter(sizes), None))
     parts = [render([result.row() for result in on_all])]
     parts += [f"published: {_compared(figure, on_all)}" for figure in figures]
+    if any(sizes):
+        parts.append(render_environment(os.environ))
     parts += [render_scaling(study) for study in studies]
     parts.append(f"{output}: {CSV_FILE}, {JSON_FILE}, {PLOT_FILE}")
     return "\n".join(parts)
@@ -84,12 +87,6 @@ def scalings(results: Sequence[Result]) -> Iterator[Scaling]:
             yield Scaling(kind, setting, [found[ranks] for ranks in sorted(found)])
 
 
-def _environments(own: Mapping[str, str]) -> str:
-    """Return the variables of the published figures beside those of ``own``."""
-    pairs = (f"{name}={own.get(name, 'unset')}, {theirs}" for name, theirs in _ENVIRONMENT.items())
-    return f"environment here, there: {'; '.join(pairs)}"
-
-
 def _compared(figure: Published, results: Sequence[Result]) -> str:
     """Return ``figure``, and ours as a ratio to it if it is of the same GPU and batch."""
     for result in results:
@@ -100,7 +97,7 @@ def _compared(figure: Published, results: Sequence[Result]) -> str:
         peak = find_peak(measured.device, "bfloat16")
         if peak and peak.gpu == figure.gpu and shapes == figure.shapes:
             ratio = measured.images_per_second_per_gpu / figure.images_per_second_per_gpu
-            return f"{figure}; here {ratio:.2f} times as many; {_environments(os.environ)}"
+            return f"{figure}; here {ratio:.2f} times as many"
     return str(figure)
 
 
@@ -150,6 +147,19 @@ def render_scaling(study: Scaling) -> str:
         )
     ]
     return "\n".join([f"{study.kind} scaling: {study.setting}", *_aligned([headings, *rows])])
+
+
+def render_environment(own: Mapping[str, str]) -> str:
+    """Return the variables for GPUs as an aligned table: here, by default, and in AMD's recipes."""
+    rows: list[Sequence[str]] = [
+        ("environment", "here", "ours", "MLPerf v6.0", "Primus", "FluxBenchmark", "effect")
+    ]
+    for each in GPU_VARIABLES:
+        values = own.get(each.name), each.ours, each.entry, each.primus, each.fluxbenchmark
+        rows.append(
+            (each.name, *("-" if value is None else value for value in values), each.effect)
+        )
+    return "\n".join(_aligned(rows))
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -325,16 +335,6 @@ FIGURES = (
     ),
 )
 """FLUX.1 dev, all weights trained with FSDP on eight GPUs from encodings; nothing recomputed or compiled."""
-
-
-_ENVIRONMENT = {
-    "GPU_MAX_HW_QUEUES": "8",
-    "TORCH_NCCL_HIGH_PRIORITY": "0",
-    "ROCBLAS_USE_HIPBLASLT": "1",
-    "DISABLE_ADDMM_CUDA_LT": "0",
-    "HIP_FORCE_DEV_KERNARG": "1",
-}
-"""Of FluxBenchmark's published commands."""
 
 
 def published(config: RunConfig, setting: Setting) -> list[Published]:

@@ -416,25 +416,77 @@ def _digest(node: str) -> str:
 
 # Environment variables for GPUs: the operator's pods and ``fluxtrain run`` have the same defaults.
 #
-# Sources: AMD's published MLPerf and Primus configurations for MI300X. Left out of those: what is
-# the default of ROCm, RCCL or torch today, channel counts that suit only a whole MI300X, and
-# CUDA_DEVICE_MAX_CONNECTIONS=1, which keeps FSDP2's reduce-scatters from running beside the
-# backward pass.
+# Left out of others' recipes: what TransformerEngine alone reads, a site's NICs, and channel counts
+# that suit only a whole MI300X.
 
 
-_ANY_VENDOR = {
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # a hung collective leaves a record of what each rank did
-    "TORCH_NCCL_HIGH_PRIORITY": "1",  # collectives run before compute that waits for the GPU, too
-}
-_AMD = {
-    "GPU_MAX_HW_QUEUES": "2",  # AMD's value for training; ROCm's default is 4
-    "HSA_NO_SCRATCH_RECLAIM": "1",  # a queue keeps its scratch memory for the next step
-    "NCCL_CROSS_NIC": "0",  # each GPU uses the NIC of its rail
-    "NCCL_PXN_DISABLE": "1",  # no detour over another GPU's NIC
-    "TORCH_BLAS_PREFER_HIPBLASLT": "1",
-}
+@dataclass(frozen=True)
+class GpuVariable:
+    """A variable that GPUs, collectives or torch read, and what others set it to; None: nothing."""
+
+    name: str
+    ours: str | None
+    entry: str | None
+    """In config_MI325X_08x08x32.sh of AMD's FLUX.1 entry in MLPerf Training v6.0."""
+    primus: str | None
+    """In runner/helpers/envs/base_env.sh of AMD's Primus."""
+    fluxbenchmark: str | None
+    """In the published commands of AMD's FluxBenchmark."""
+    effect: str
+    for_all: bool = False
+    """Whether it is set for GPUs of other vendors too."""
+
+    @property
+    def sources(self) -> str:
+        """Return who sets it to what, for people."""
+        of_amd = {
+            "MLPerf v6.0": self.entry,
+            "Primus": self.primus,
+            "FluxBenchmark": self.fluxbenchmark,
+        }
+        return ", ".join(f"{name} {value}" for name, value in of_amd.items() if value) or "our own"
+
+
+GPU_VARIABLES = (
+    GpuVariable(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        None,
+        None,
+        "1",
+        None,
+        "1 delays FSDP2's reduce-scatters",
+        True,
+    ),
+    GpuVariable("GPU_MAX_HW_QUEUES", None, None, "2", "8", "queues of a GPU; ROCm has 4"),
+    GpuVariable("HSA_NO_SCRATCH_RECLAIM", "1", "1", "0", None, "a queue keeps its scratch memory"),
+    GpuVariable("NCCL_CROSS_NIC", "0", None, "0", None, "each GPU uses the NIC of its rail"),
+    GpuVariable("NCCL_PXN_DISABLE", "0", "0", "1", None, "0: messages may take another GPU's NIC"),
+    GpuVariable("TORCH_BLAS_PREFER_HIPBLASLT", "1", "1", None, None, "products by hipBLASLt"),
+    GpuVariable(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "1",
+        None,
+        None,
+        None,
+        "a hung collective leaves a record",
+        True,
+    ),
+    GpuVariable(
+        "TORCH_NCCL_HIGH_PRIORITY", "1", None, "1", "0", "collectives precede waiting compute", True
+    ),
+    GpuVariable("ROCBLAS_USE_HIPBLASLT", None, None, None, "1", "rocBLAS passes products on"),
+    GpuVariable("DISABLE_ADDMM_CUDA_LT", None, None, None, "0", "addmm by hipBLASLt; torch does"),
+    GpuVariable(
+        "HIP_FORCE_DEV_KERNARG", None, None, None, "1", "kernels' arguments lie in the GPU"
+    ),
+)
+"""Where AMD's recipes differ, ours follow its FLUX.1 entry, the fastest that is published for MI325X."""
 
 
 def gpu_environment(is_amd: bool) -> dict[str, str]:
     """Return the variables for GPUs of AMD, or of another vendor; a user's values override them."""
-    return _ANY_VENDOR | (_AMD if is_amd else {})
+    return {
+        each.name: each.ours
+        for each in GPU_VARIABLES
+        if each.ours is not None and (is_amd or each.for_all)
+    }
