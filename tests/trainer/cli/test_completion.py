@@ -32,6 +32,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("fluxtrain pre", {"prepare"}),
         ("fluxtrain mlperf che", {"check"}),
+        ("fluxtrain doc", {"doctor"}),
         ("fluxtrain plan --gp", {"--gpu", "--gpu-hour"}),
         ("fluxtrain run --optim.learning", {"--optim.learning_rate"}),
         ("fluxtrain import-config --pro", {"--prompt-file"}),

@@ -48,6 +48,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "export": ("weights.add_export", "write a run's weights in a published layout"),
         "adapter": ("weights.add", "convert, merge, extract, describe or resize LoRA files"),
         "push": ("weights.add_push", "publish a run's LoRA at the Hub"),
+        "doctor": ("pods.add_doctor", "print what this node has, what is set and what is missing"),
         "mlperf": ("mlperf.add_mlperf", "check an MLPerf log or create a submission"),
     },
     "in pods": {

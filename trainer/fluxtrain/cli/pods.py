@@ -1,4 +1,4 @@
-"""The commands of a job's pods: ``fluxtrain fetch-models``, ``agent``, ``rendezvous`` and ``stacks``.
+"""A node's command ``fluxtrain doctor``; its pods' ``fetch-models``, ``agent``, ``rendezvous``, ``stacks``.
 
 ``kubectl fluxtrain stacks NAME`` runs the last in the pods of a job: ranks print their stacks into the
 log.
@@ -7,9 +7,11 @@ log.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from fluxtrain.cli.arguments import Commands, add_command, path
@@ -24,9 +26,28 @@ from fluxtrain.contract.process import (
     read_places,
 )
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.errors import EXIT_OK
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 
 _DAY = 86_400.0
+
+
+def add_doctor(commands: Commands) -> None:
+    """Add the command's parser."""
+    text = "Print what this node has, what is set and what is missing; 1 if something is missing."
+    parser = add_command(commands, "doctor", examine_node, description=text)
+    text = "folder of runs, for its free space (default: runs)"
+    parser.add_argument("--output", type=path, default=Path("runs"), help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def examine_node(arguments: argparse.Namespace) -> int:
+    """Print what the checks find."""
+    from fluxtrain.launch.doctor import examine, render
+
+    found = examine(arguments.output, os.environ)
+    as_json = [asdict(each) for each in found]
+    print(json.dumps(as_json, indent=2) if arguments.json else render(found))
+    return EXIT_ERROR if any(each.state == "missing" for each in found) else EXIT_OK
 
 
 def add_fetch_models(commands: Commands) -> None:

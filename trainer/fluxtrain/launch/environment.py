@@ -21,11 +21,11 @@ from fluxtrain.contract.process import gpu_environment
 from fluxtrain.state.free_memory import SHARED_MEMORY, Bound, MemoryWatch
 from fluxtrain.state.slots import IMAGE, RECORD
 
-_SHOWN = ("CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "NCCL_", "RCCL_", "ROCR_", "TORCH_")
+SHOWN = ("CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "NCCL_", "RCCL_", "ROCR_", "TORCH_")
 """Prefixes of the variables that GPUs, collectives and torch read."""
 _RDMA_DEVICES = Path("/dev/infiniband")
 _PROCESS_STATUS = Path("/proc/self/status")
-_CAP_IPC_LOCK = 14
+CAP_IPC_LOCK = 14
 """Number of the Linux capability to lock memory beyond the limit."""
 _MIB = 1 << 20
 
@@ -41,14 +41,14 @@ def prepare_for_gpus(environment: MutableMapping[str, str]) -> None:
     environment.update({**defaults, **environment})
     lines = [describe_environment(environment)]
     if _RDMA_DEVICES.exists() and (limit := raise_memlock_limit()) is not None:
-        lines.append(_memlock_warning(limit))
+        lines.append(memlock_warning(limit))
     for line in lines:
         print(f"fluxtrain: {line}", file=sys.stderr, flush=True)
 
 
 def describe_environment(environment: Mapping[str, str]) -> str:
     """Return the variables that GPUs, collectives and torch read, on one line."""
-    names = sorted(name for name in environment if name.startswith(_SHOWN))
+    names = sorted(name for name in environment if name.startswith(SHOWN))
     values = ((name, environment[name]) for name in names)
     texts = (f"{n}={shlex.quote(v) if v.isprintable() else ascii(v)}" for n, v in values)
     return f"environment for GPUs: {' '.join(texts)}"
@@ -61,7 +61,7 @@ def raise_memlock_limit() -> int | None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
-    may_exceed = has_capability(_PROCESS_STATUS.read_text(encoding="utf-8"), _CAP_IPC_LOCK)
+    may_exceed = has_capability(_PROCESS_STATUS.read_text(encoding="utf-8"), CAP_IPC_LOCK)
     return None if hard == resource.RLIM_INFINITY or may_exceed else hard
 
 
@@ -71,7 +71,8 @@ def has_capability(status: str, number: int) -> bool:
     return any(int(mask, 16) >> number & 1 for mask in masks)
 
 
-def _memlock_warning(limit: int) -> str:
+def memlock_warning(limit: int) -> str:
+    """Return what RDMA lacks if it may lock ``limit`` bytes, and the next step."""
     return (
         f"RDMA may lock only {limit // _MIB} MiB of memory, and NCCL's buffers need more: set "
         "LimitMEMLOCK=infinity for the nodes' container runtime or slurmd, or `ulimit -l unlimited` before "

@@ -18,7 +18,7 @@ from fluxtrain.errors import ConfigError
 _TERA, _MEBI = 1e12, 1 << 20
 _SLOWER_BOARDS = {"PCIE", "NVL", "LAPTOP", "D"}  # boards of the same name with a lower peak
 
-_FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
+DEVICE_FILES = ("kfd", "dri/renderD*", "nvidia[0-9]*")
 _ROCM_INDEX = "--index-url https://download.pytorch.org/whl/rocm6.4"
 _FILTERS = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
@@ -155,7 +155,7 @@ def require_gpus(expected: int, environment: Mapping[str, str], dev: Path = Path
         f"the device files, which the device plugin mounts: {_device_files(dev)}; "
         f"who may open them, often the groups video and render: this is user {os.getuid()} with groups "
         f"{groups}; the chart's podDefaults.supplementalGroups adds groups; "
-        f"torch {torch.__version__} of the image, built for {_build()}; "
+        f"torch {torch.__version__} of the image, built for {torch_build()}; "
         f"{' '.join(filters) or ', '.join(_FILTERS) + ' (none is set)'}",
     )
 
@@ -175,13 +175,14 @@ def missing_gpus(dev: Path = Path("/dev")) -> str | None:
         step = (
             "install the CUDA wheel: make setup TORCH=cuda, or pip install --force-reinstall torch"
         )
-    return f"torch {torch.__version__}, built for {_build()}, sees no GPU of {_device_files(dev)}; {step}"
+    built = f"torch {torch.__version__}, built for {torch_build()}"
+    return f"{built}, sees no GPU of {_device_files(dev)}; {step}"
 
 
 def _device_files(dev: Path) -> str:
-    paths = [path for pattern in _FILES for path in sorted(dev.glob(pattern))]
+    paths = [path for pattern in DEVICE_FILES for path in sorted(dev.glob(pattern))]
     if not paths:
-        return f"none of {', '.join(str(dev / pattern) for pattern in _FILES)} is here"
+        return f"none of {', '.join(str(dev / pattern) for pattern in DEVICE_FILES)} is here"
     return ", ".join(f"{path}{'' if _opens(path) else ' (no access)'}" for path in paths[:12])
 
 
@@ -189,7 +190,8 @@ def _opens(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
-def _build() -> str:
+def torch_build() -> str:
+    """Return what this torch was built for, with its version."""
     if torch.version.hip:
         return f"ROCm {torch.version.hip}"
     return f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs only"
