@@ -489,7 +489,7 @@ def _next_steps(
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from fluxtrain.mlperf.rcp import reference_mean
-    from fluxtrain.plan.estimate import MeasuredSpeeds, fitting_change, make_plan
+    from fluxtrain.plan.estimate import MeasuredSpeeds, faster_change, fitting_change, make_plan
     from fluxtrain.plan.pictures import plan_pictures
     from fluxtrain.plan.table import render
 
@@ -521,7 +521,8 @@ def print_plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(plan.model_dump(), indent=2))
         return EXIT_OK
-    print(render(plan, None if plan.fits is not False else fitting_change(config, planned)))
+    change = fitting_change(config, planned) if plan.fits is False else None
+    print(render(plan, change, None if change else faster_change(config, planned)))
     return EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""Bytes that ranks and nodes send in one optimizer step, with FSDP2 or HSDP and ring collectives."""
+"""What ranks and nodes send in one optimizer step, with FSDP2 or HSDP and ring collectives, and its time."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ Axis = Literal["dp_replicate", "dp_shard"]
 Operation = Literal["all_gather", "all_reduce", "reduce_scatter"]
 AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard")
 _FLOAT32, _FLOAT64 = 4, 8
+BETWEEN_NODES, WITHIN_NODE = 45e9, 330e9
+"""Assumed bytes per second of a GPU's NIC of 400 Gb/s, and of its links within a node of MI300X."""
+HOP = 4e-6
+"""Assumed seconds until a message is at the next rank of a ring."""
 
 
 @dataclass(frozen=True)
@@ -117,3 +121,40 @@ def _sent(config: RunConfig, sharding: Sharding, accumulation: int, axis: Axis) 
     num_ranks = sharding.dp_shard if axis == "dp_shard" else sharding.dp_replicate
     found = collectives(config, sharding, accumulation)
     return sum(each.sent(num_ranks) for each in found if each.axis == axis)
+
+
+def exposed_seconds(
+    config: RunConfig, sharding: Sharding, accumulation: int, compute: float
+) -> float:
+    """Return the seconds of a step that collectives take beyond the ``compute`` seconds that hide them.
+
+    A third of those, the forward passes, hide the first gathers, the rest all others. Reductions between
+    replicas run beside those of the shards if these stay within nodes: other links. The first and the last
+    call of each kind, and sums of the optimizer, are hidden by nothing.
+    """
+    gathers = 2 if config.parallel.reshards else 1
+    forward = backward = between = bare = 0.0
+    for each in collectives(config, sharding, accumulation):
+        seconds = _seconds(each, sharding)
+        bare += seconds / each.calls
+        if each.axis == "dp_replicate":
+            between += seconds
+        elif each.operation == "all_gather":
+            forward += seconds / gathers
+            backward += seconds - seconds / gathers
+        elif each.operation == "reduce_scatter":
+            backward += seconds
+    backward = backward + between if sharding.crosses_nodes else max(backward, between)
+    return max(0.0, forward - compute / 3) + max(0.0, backward - 2 * compute / 3) + bare
+
+
+def _seconds(each: Collective, sharding: Sharding) -> float:
+    """Return the time of all calls; rings that leave a node at the same time share its NICs."""
+    is_shard = each.axis == "dp_shard"
+    ranks = sharding.dp_shard if is_shard else sharding.dp_replicate
+    rings = 1 if is_shard else min(sharding.dp_shard, sharding.ranks_per_node)
+    leaves = sharding.num_nodes > 1 and (sharding.crosses_nodes or not is_shard)
+    nics = BETWEEN_NODES * sharding.ranks_per_node / rings
+    rate = min(nics, WITHIN_NODE) if leaves else WITHIN_NODE
+    hops = (ranks - 1) * (2 if each.operation == "all_reduce" else 1)
+    return each.calls * hops * HOP + each.sent(ranks) / rate

@@ -22,7 +22,7 @@ from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.cost import copied_bytes, host_sizes
 from fluxtrain.model.parameters import count_parameters, count_trained, run_flops
 from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes
-from fluxtrain.parallel.traffic import sent_by_node, sent_by_rank, sent_within_node
+from fluxtrain.parallel.traffic import exposed_seconds, sent_by_node, sent_by_rank, sent_within_node
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.runtime.devices import Gpu, find_gpu, find_peak
 from fluxtrain.train.memory import Memory, settle_resharding, state_bytes, sum_error
@@ -34,6 +34,8 @@ DEFAULT_MFU = 0.3
 one 0.38 to 0.45."""
 DEFAULT_FP8_MFU = 0.2
 """Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
+MOST_EXPOSED = 0.1
+"""The part of a step that GPUs may wait for collectives before plan names a sharding with less."""
 HOST_LINK = 25e9
 """Assumed bytes per second from host memory to a GPU: what PCIe 4.0 with 16 lanes reaches, half of 5.0's."""
 
@@ -109,6 +111,10 @@ class Plan(BaseModel):
     """Bytes that one node sends to other nodes in one optimizer step."""
     communication_bytes_within_node_per_step: int
     """Bytes that the ranks of one node send each other in one optimizer step."""
+    compute_seconds_per_step: float | None
+    """Time of one optimizer step by the throughput of one GPU; None if it is unknown."""
+    exposed_seconds_per_step: float | None
+    """Time of collectives that computing does not hide, by assumed links; None on one node."""
     checkpoint_bytes: int
     """Size of a checkpoint: weights and optimizer state."""
     host_bytes_per_rank: int
@@ -149,6 +155,12 @@ class Plan(BaseModel):
     """Time of these samples, without the evaluations."""
     target_cost: float | None
     """Of these samples, at ``gpu_hour``."""
+
+    @property
+    def exposed_fraction(self) -> float:
+        """Return the part of a step in which GPUs wait for collectives; 0 if it is unknown."""
+        compute, exposed = self.compute_seconds_per_step, self.exposed_seconds_per_step
+        return exposed / (compute + exposed) if compute and exposed else 0.0
 
 
 def make_plan(
@@ -211,6 +223,7 @@ def make_plan(
     flops = run_flops(config)
     speed, mfu = _speed(device, mfu, flops, found, config)
     rate = speed and speed * num_ranks * batch / computed
+    compute = accumulation * micro_batch / speed if speed else None
     trained = count_trained(config.model, config.adapter).total
     checkpoint = state_bytes(config) * trained
     offloaded = host_sizes(config)
@@ -254,6 +267,12 @@ def make_plan(
         communication_bytes_per_step=sent_by_rank(settled, sharding, accumulation),
         node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),
         communication_bytes_within_node_per_step=sent_within_node(settled, sharding, accumulation),
+        compute_seconds_per_step=compute,
+        exposed_seconds_per_step=(
+            exposed_seconds(settled, sharding, accumulation, compute)
+            if compute and device and nodes > 1
+            else None
+        ),
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
         snapshot_bytes_per_node=snapshot_bytes(config, rank_counts, ranks_per_node),
@@ -287,10 +306,30 @@ def fitting_change(config: RunConfig, plan: Callable[[RunConfig], Plan]) -> str 
     changes += [f"--parallel.offload_blocks={config.model.num_blocks}"]
     for change in changes:
         with suppress(ConfigError):  # not of this run, or not of this preset
-            run = merge(config.model_dump(mode="json"), parse_overrides(change.split()))
-            if plan(resolve(run)).fits:
+            if plan(_changed(config, change.split())).fits:
                 return change
     return None
+
+
+def faster_change(config: RunConfig, plan: Callable[[RunConfig], Plan]) -> tuple[str, Plan] | None:
+    """Return options with which GPUs wait less for collectives, and their plan; None if they wait little.
+
+    That of the sharding comes first: the data type of the reduction changes the rounding of gradients.
+    """
+    found, least = None, plan(config)
+    options = ["--parallel.dp_replicate=per-node", "--precision.reduce=bfloat16"]
+    for changes in (options[:1], options):
+        if least.exposed_fraction <= MOST_EXPOSED:
+            break
+        with suppress(ConfigError):
+            other = plan(_changed(config, changes))
+            if other.fits is not False and other.exposed_fraction < least.exposed_fraction:
+                found, least = (" ".join(changes), other), other
+    return found
+
+
+def _changed(config: RunConfig, options: Sequence[str]) -> RunConfig:
+    return resolve(merge(config.model_dump(mode="json"), parse_overrides(list(options))))
 
 
 def _on_cpus(config: RunConfig) -> RunConfig:

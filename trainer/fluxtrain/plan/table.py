@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxtrain.contract.run.config import AUTO
+from fluxtrain.parallel.traffic import BETWEEN_NODES, HOP, WITHIN_NODE
 from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
 from fluxtrain.runtime.progress import binary, decimal
@@ -14,10 +15,10 @@ from fluxtrain.train.micro_batch import USABLE
 Row = tuple[str, str, str]  # name, value, remark
 
 
-def render(plan: Plan, change: str | None = None) -> str:
+def render(plan: Plan, change: str | None = None, faster: tuple[str, Plan] | None = None) -> str:
     """Return the answer, ``plan`` as aligned rows under headings, and its assumptions.
 
-    With the option ``change`` it would fit.
+    With the option ``change`` it would fit; with the options of ``faster``, GPUs would wait less.
     """
     sections = [
         ("model", _model(plan)),
@@ -28,7 +29,8 @@ def render(plan: Plan, change: str | None = None) -> str:
     ]
     if plan.pictures is not None:
         sections.append(("pictures", _pictures(plan.pictures, plan.global_batch_size)))
-    return "\n".join([*_answer(plan, change), "", *aligned(sections), "", *_assumptions(plan)])
+    answer = [*_answer(plan, change), *_faster(plan, faster)]
+    return "\n".join([*answer, "", *aligned(sections), "", *_assumptions(plan)])
 
 
 def _answer(plan: Plan, change: str | None) -> list[str]:
@@ -49,6 +51,17 @@ def _answer(plan: Plan, change: str | None) -> list[str]:
             price = "" if cost is None else f", for {cost:,.0f}"
             lines.append(f"{what}: {duration(seconds)}{price}.")
     return lines
+
+
+def _faster(plan: Plan, faster: tuple[str, Plan] | None) -> list[str]:
+    if faster is None:
+        return []
+    options, other = faster
+    parts = (
+        f"{other.exposed_fraction:.0%} of a step for collectives, not {plan.exposed_fraction:.0%}"
+    )
+    rounds = "; gradients are summed in bfloat16" if "precision.reduce" in options else ""
+    return [f"Faster: {options}: GPUs wait {parts}{rounds}."]
 
 
 def gib(num_bytes: float) -> str:
@@ -156,7 +169,12 @@ def _between_nodes(plan: Plan) -> list[Row]:
     else:
         text = "to other nodes: gradients only, no shard group crosses nodes"
     within = decimal(plan.communication_bytes_within_node_per_step, "B")
-    return [("sent by each node", sent, text), ("sent within a node", within, "by all its ranks")]
+    rows = [("sent by each node", sent, text), ("sent within a node", within, "by all its ranks")]
+    compute, exposed = plan.compute_seconds_per_step, plan.exposed_seconds_per_step
+    if compute is None or exposed is None:
+        return rows
+    text = f"beside {compute:.3g} s of computing: {plan.exposed_fraction:.0%} of a step"
+    return [*rows, ("waits for those", f"{exposed:.3g} s", text)]
 
 
 def _padding(plan: Plan) -> str:
@@ -358,6 +376,10 @@ def _assumptions(plan: Plan) -> list[str]:
         lines.append(
             f"Assumed: a micro batch fits if the total is below {USABLE:.0%} of the memory."
         )
+    if plan.exposed_seconds_per_step is not None:
+        links = f"{BETWEEN_NODES / 1e9:.0f} GB/s of each GPU between nodes, {WITHIN_NODE / 1e9:.0f} within"
+        text = f"{links}, {HOP * 1e6:.0f} µs to the next rank"
+        lines.append(f"Assumed: {text}. Of the waiting, the hours have what the MFU has.")
     if plan.offload_copied_bytes_per_step:
         lines.append(f"Assumed: {HOST_LINK / 1e9:.0f} GB/s from host memory (PCIe 4.0, 16 lanes).")
     lines.append("Not counted: start-up, evaluation, sampling, waiting for data and checkpoints.")
