@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tests.paths import ROOT
 
 from fluxtrain.cli import main
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
+from fluxtrain.launch.torchrun import check_before_starting
 
 MLPERF = str(ROOT / "examples" / "mlperf-schnell.yaml")
 
@@ -105,3 +110,14 @@ def test_a_strength_that_is_no_usable_number_is_refused(
     assert exited.value.code == 2
     expected = f"--strength: got '{value}'; must be a number from -1000 to 1000"
     assert expected in capsys.readouterr().err
+
+
+def test_a_closed_run_without_its_data_ends_before_the_model_is_made(tmp_path: Path) -> None:
+    config = resolve(load_job(Path(MLPERF)).spec.run)
+    paths = RunPaths(tmp_path / "run", tmp_path, tmp_path)
+    for name in ("train", "validation"):
+        folder = tmp_path / getattr(config.data, name)
+        with pytest.raises(DataError, match=f"{folder}: missing; docs/data.md"):
+            check_before_starting(config, paths, [1])
+        folder.mkdir(parents=True)
+    check_before_starting(config, paths, [1])

@@ -75,7 +75,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
     )
     roots = "".join(given_root(arguments, name) for name in ("data", "models"))
     next_step = f"fluxtrain run {shlex.quote(str(arguments.file))}{roots}"
-    print(f"{models} has all that {arguments.file} names; next: {next_step}")
+    print(f"{models} has the weights that {arguments.file} names; next: {next_step}")
     return EXIT_OK
 
 

@@ -400,6 +400,9 @@ def _check_training(config: RunConfig, paths: RunPaths, rank_counts: Sequence[in
     if begins_closed(config, paths.num_nodes):  # no data before MLPerf's clock
         if config.data.source == "images":
             check_files(config.encoders, paths.models)
+        for given in filter(None, (config.data.train, config.data.validation)):
+            if not (part := paths.data / given).is_dir():  # which reads no data
+                raise DataError(f"{part}: missing; docs/data.md says how to get the set")
         return
     if config.data.images is not None:
         resolve_name(CHECK_PICTURES)(with_any_seed(config), paths)
