@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     width = max(map(len, _COMMANDS))
     parser = argparse.ArgumentParser(
         prog=_PROG,
-        usage=f"{_PROG} COMMAND [NAME] [options]",
+        usage=f"{_PROG} {'|'.join(_COMMANDS)} [NAME] [options]",
         allow_abbrev=False,
         description="Tell what FluxTrainings do, with the user's kubectl and its options.",
         epilog="\n".join(["commands:", *(f"  {n:{width}}  {t}" for n, t in _COMMANDS.items())]),

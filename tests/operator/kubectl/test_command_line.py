@@ -61,6 +61,7 @@ def test_the_users_timeout_and_switches_are_kept(log: Path) -> None:
     ("arguments", "says"),
     [
         ([], "COMMAND"),
+        ([], "usage: kubectl fluxtrain why|timeline|stacks|goodput|logs [NAME]"),
         (["whence", "a"], "'whence'"),
         (["why"], "why needs the NAME"),
         (["why", "a", "b"], "b"),
