@@ -37,7 +37,7 @@ endif
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check check-quick format generate golden fuzz lock sbom audit wheel release push-chart push-image sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check check-quick format generate golden fuzz lock sbom audit wheel release check-tag push-chart push-image sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -129,6 +129,9 @@ wheel: setup ## build dist/*.whl; the same commit gives the same bits
 release: setup ## write dist/release: wheel, its sources, chart, lists of packages, provenance (BUILDER= and SOURCE= are URIs), SHA256SUMS
 	@rm -rf dist/release
 	@BUILDER="$(BUILDER)" SOURCE="$(SOURCE)" $(BIN)/python -m supply_chain release dist/release
+
+check-tag: ## compare TAG= with the version; exit 1 if they differ
+	@$(PYTHON) -m supply_chain.tag "$$TAG"
 
 push-chart: ## push the chart of dist/release to REGISTRY=, where helm or docker is logged in
 	$(HELM) push $(RELEASE)/fluxtrain-operator-$(VERSION).tgz oci://$(REGISTRY)/charts $(HELM_OPTIONS)

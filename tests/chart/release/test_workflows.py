@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from tests.paths import ROOT
+
+from fluxtrain import __version__
 
 FILES = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -69,6 +73,28 @@ def test_only_a_tag_publishes() -> None:
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     assert yaml.safe_load(text)[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads "on" so
     assert jobs(ROOT / ".github" / "workflows" / "release.yml")["pypi"]["environment"] == "pypi"
+
+
+@pytest.mark.parametrize(("tag", "code"), [("", 0), (".1", 2), ("$(id)", 2), ('"; id #', 2)])
+def test_a_tag_of_another_version_is_no_release(tag: str, code: int) -> None:
+    """The tag is the environment's, as in the workflow: no shell and no make expands it."""
+    tag = f"v{__version__}{tag}"
+    done = subprocess.run(
+        ["make", "--silent", "check-tag"],
+        cwd=ROOT,
+        env={**os.environ, "TAG": tag},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    said = f"tag: the tag {tag!r} is not v{__version__}, the version of pyproject.toml"
+    assert not code or done.stderr.startswith(said)
+
+
+def test_the_tag_is_compared_before_anything_is_made() -> None:
+    first = next(s for s in jobs(FILES[2])["release"]["steps"] if "run" in s)
+    assert first == {"run": "make check-tag", "env": {"TAG": "${{ github.ref_name }}"}}
 
 
 def test_the_hooks_are_local_and_those_of_the_repository() -> None:
