@@ -71,7 +71,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
     assert results.measured == []
     assert results.last is not None
     assert results.last.trial.micro_batch_size == 1
-    assert results.last.ending == "out of memory: out of memory"
+    assert results.last.ending == "out of memory"
     assert "images/s" in write_report(make_config(), tmp_path, 1, results.measured)
 
 

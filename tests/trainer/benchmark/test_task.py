@@ -14,7 +14,7 @@ import pytest
 from tests.trainer.commands import fluxtrain, start
 
 from fluxtrain.benchmark.trial import is_out_of_memory
-from fluxtrain.errors import EXIT_STOPPED
+from fluxtrain.errors import EXIT_STOPPED, EXIT_USAGE
 
 FILE = """
 apiVersion: fluxtrain.dev/v1alpha1
@@ -60,6 +60,20 @@ def test_a_batch_that_does_not_fit_costs_only_its_own_processes(tmp_path: Path) 
     assert again.stdout == done.stdout
     trials: list[dict[str, Any]] = json.loads((output / "benchmark.json").read_text())["trials"]
     assert "memory" in trials[1]["reason"]
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_ends_with_what_it_needs(tmp_path: Path) -> None:
+    """Exit code 2 and no allocator's words: their line is in benchmark.json."""
+    file, output = tmp_path / "job.yaml", tmp_path / "run"
+    file.write_text(FILE.replace("[2, 60000]", "[60000]"))
+    done = fluxtrain("run", str(file), "--output", str(output))
+    assert done.returncode == EXIT_USAGE, done.stderr
+    said = "batch 60000 each: out of memory; it needs GPUs, or more memory"
+    assert f"{said}; examples/benchmark-cpu.yaml has a model for CPUs" in done.stderr
+    assert "Allocator" not in done.stderr
+    (trial,) = json.loads((output / "benchmark.json").read_text())["trials"]
+    assert "memory" in trial["reason"]
 
 
 def trial_processes(output: Path) -> list[int]:

@@ -325,9 +325,9 @@ class Result:
     @property
     def ending(self) -> str:
         """Return how it ended, for people."""
-        if self.fits:
-            return "fits"
-        return f"{self.status.name.lower().replace('_', ' ')}: {self.reason}"
+        if self.status == Status.FAILED:
+            return f"failed: {self.reason}"
+        return "fits" if self.fits else "out of memory"
 
     def may_end_otherwise(self, has_same_memory: bool) -> bool:
         """Return whether another start should run the trial again: one that failed by something else."""

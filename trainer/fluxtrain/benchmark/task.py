@@ -29,7 +29,7 @@ from fluxtrain.contract.process import FINISH, RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.setting import Setting
 from fluxtrain.data.sources import open_sources
-from fluxtrain.errors import FluxtrainError, StoppedError
+from fluxtrain.errors import UNSET, ConfigError, FluxtrainError, StoppedError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.runtime.progress import handled
@@ -61,14 +61,17 @@ def benchmark(config: RunConfig, paths: RunPaths, world: World) -> None:
         endpoint.set_phase(FINISH)
         print(write_report(config, paths.output, world.size, results.measured), flush=True)
         if not any(result.measurement for result in results.measured):
-            raise FluxtrainError(_nothing(results))
+            raise _nothing(results)
         endpoint.progress.update(status="success")
 
 
-def _nothing(results: Results) -> str:
+def _nothing(results: Results) -> FluxtrainError:
     last = results.last
-    why = f"; the last trial, {last.trial}, {last.ending}" if last else ""
-    return f"nothing could be measured{why}"
+    why = f"nothing could be measured; the last trial, {last.trial}: {last.ending}" if last else ""
+    if last is None or last.status != Status.OUT_OF_MEMORY:
+        return FluxtrainError(why or "nothing could be measured")
+    text = "it needs GPUs, or more memory; examples/benchmark-cpu.yaml has a model for CPUs"
+    return ConfigError("spec.run.model", UNSET, f"{why}; {text}")
 
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
