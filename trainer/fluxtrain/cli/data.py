@@ -72,7 +72,7 @@ def add_data(commands: Commands) -> None:
     check.add_argument("source", nargs="?", metavar="SOURCE", help=text)
     text = "the FluxTraining whose pictures are checked, instead of SOURCE"
     check.add_argument("-f", "--file", type=path, metavar="FILE", help=text)
-    text = "root of relative paths (default: the current folder; with -f as of fluxtrain run)"
+    text = "root of relative paths (default: that of fluxtrain run, else the current folder)"
     check.add_argument("--data", type=path, help=text)
     text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
     check.add_argument("--image-size", type=whole_number, help=text)
@@ -150,6 +150,14 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         _, config = load_config(arguments.file, arguments.overrides, quiet=True)
     else:
         overrides = parse_overrides(arguments.overrides)
+        root = reference_environment.root("data", os.environ).value
+        is_local = not (os.path.isabs(arguments.source) or "://" in arguments.source)
+        if is_local and arguments.data is None and _root(arguments) == Path():
+            print(
+                f"fluxtrain: {arguments.source} is looked for here; "
+                f"fluxtrain run looks in {root}, or in --data",
+                file=sys.stderr,
+            )
         run = run_of_source(arguments.source, _root(arguments), arguments.image_size)
         config = resolve(merge(run, overrides))
     if config.data.images is None:
@@ -191,11 +199,13 @@ def _print_notes(config: RunConfig, data_root: Path) -> None:
 
 
 def _root(arguments: argparse.Namespace) -> Path:
+    """Return the root of relative paths: that of a run, but the current folder for what is not in it."""
     if arguments.data is not None:
         return Path(arguments.data)
-    if arguments.source is not None:
-        return Path()
-    return Path(reference_environment.root("data", os.environ).value)
+    root, source = Path(reference_environment.root("data", os.environ).value), arguments.source
+    if source is None or (not source.startswith(".") and os.path.exists(root / source)):
+        return root
+    return Path()
 
 
 def check_pictures(config: RunConfig, root: Path, decodes: bool = True) -> PictureCheck:

@@ -223,6 +223,32 @@ def test_a_contact_sheet_does_not_become_a_picture(
     assert len(list_pictures(folder).pictures) == len(names) + 1
 
 
+@pytest.mark.parametrize("root", ["data", "other"])
+def test_the_folder_is_the_one_that_a_run_would_find(
+    folder: Path, root: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the root of runs first; what is in the current folder only is found too, with a note."""
+    monkeypatch.chdir(folder.parent)
+    if root != "data":
+        monkeypatch.setenv("FLUXTRAIN_DATA", root)
+    usual = ["--image-size", str(SIZE), ANY, "--contact-sheet=sheet.png"]
+    note = f"my-pictures is looked for here; fluxtrain run looks in {root}, or in --data"
+    assert main(["data", "check", "my-pictures", *usual]) == 0
+    printed = capsys.readouterr()
+    assert "6 pictures can be used" in printed.out
+    assert note in printed.err
+    (folder.parent / root / "my-pictures").mkdir(parents=True)
+    (folder.parent / root / "my-pictures" / "b.jpg").write_bytes((folder / "b.jpg").read_bytes())
+    assert main(["data", "check", "my-pictures", *usual]) == 0
+    printed = capsys.readouterr()
+    assert "1 picture can be used" in printed.out
+    assert "looked for" not in printed.err
+    assert main(["data", "check", "./my-pictures", *usual]) == 0
+    assert "6 pictures can be used" in capsys.readouterr().out
+    assert main(["data", "check", "nowhere", *usual]) == 1
+    assert note.replace("my-pictures", "nowhere") in capsys.readouterr().err
+
+
 def test_a_contact_sheet_beside_shards_leaves_them_shards(folder: Path, tmp_path: Path) -> None:
     shards = tmp_path / "shards"
     shards.mkdir()
