@@ -210,10 +210,10 @@ def test_the_table_says_what_is_trained_and_what_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("changes", "nodes", "limit", "row"),
     [
-        ({}, (8, 8), None, "66.4 GiB  in the memory of each node, at its fewest nodes"),
+        ({}, (8, 8), None, "66 GiB  in the memory of each node, at its fewest nodes"),
         ({}, (4, 8), None, "133 GiB  in the memory of each node, at its fewest nodes"),
         ({}, (8, 8), 76, "at its fewest nodes"),
-        ({}, (8, 8), 75, "fewest nodes: DO NOT FIT in limits.memory, 75.00 GiB; none are taken"),
+        ({}, (8, 8), 75, "fewest nodes: DO NOT FIT in limits.memory, 75 GiB; none are taken"),
         ({"checkpoint": {"memory_every_steps": 0}}, (8, 8), 8, "none are taken in memory"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from tests.paths import EXAMPLES
+from tests.paths import EXAMPLES, ROOT
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fluxtrain.cli import main
@@ -49,7 +50,7 @@ def planned(capsys: pytest.CaptureFixture[str], file: Path, *options: str) -> li
 
 @pytest.mark.parametrize(
     ("num_bytes", "said"),
-    [(0, "0 GiB"), (2**18, "0.25 MiB"), (2**24, "0.0156 GiB"), (2**40 - 1, "1,024 GiB")],
+    [(0, "0 GiB"), (2**18, "0.25 MiB"), (2**24, "0.016 GiB"), (2**40 - 1, "1,024 GiB")],
 )
 def test_memory_is_in_gib_but_for_the_least(num_bytes: int, said: str) -> None:
     assert gib(num_bytes) == said
@@ -65,13 +66,59 @@ def test_a_benchmark_has_a_plan_for_each_setting(capsys: pytest.CaptureFixture[s
     assert small["samples_per_second"] > 2 * large["samples_per_second"]
 
 
+def test_the_benchmark_for_a_cpu_needs_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, EXAMPLES / "benchmark-cpu.yaml")
+    assert [each["batch_size"] for each in found] == 2 * [1, 8, 32]
+    assert {each["gpu"] for each in found} == {None}
+    assert max(each["memory_bytes"] for each in found) < 1 << 30
+    assert "run examples/benchmark-cpu.yaml" in (ROOT / "docs" / "benchmark.md").read_text()
+
+
 def test_its_table_has_a_heading_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--benchmark.image_sizes=[512]", "--benchmark.micro_batch_sizes=[1, 400]")
     assert main(["plan", str(BENCHMARK), *options, "--gpu=H100"]) == EXIT_OK
     said = capsys.readouterr().out
     assert said.count("512 px, 512 text tokens, bfloat16") == 2
     assert "on each of 8 × H100" in said
-    assert said.count(": fits") == said.count("DOES NOT FIT") == 1
+    assert said.count(": fits") == said.count(": DOES NOT FIT") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "verdict", "rest"),
+    [
+        ("benchmark", "Fits: 171 GiB of 192 GiB (89%) of each of 8 × MI300X", "Time: 9 min."),
+        ("benchmark-cpu", "Memory: 0.2 GiB of 1 × CPU process.", ""),
+        ("mlperf-from-raw/3-preprocess", "Fits: 9.3 GiB of 192 GiB (5%) of each of 32", ""),
+        (
+            "mlperf-schnell --task=evaluate --gpu=H100 --evaluation.batch_size=4096",
+            "DOES NOT FIT: 372 GiB of 80 GiB (468%) of each of 64 × H100",
+            "To fit: --evaluation.batch_size=512.",
+        ),
+        (
+            "benchmark --benchmark.micro_batch_sizes=[1,400]",
+            "DOES NOT FIT: 11,555 GiB of 192 GiB",
+            "To fit: --benchmark.micro_batch_sizes=[5]. Time: ",
+        ),
+        (
+            "mlperf-schnell --task=sample --gpu=RTX4090",
+            "DOES NOT FIT: 22 GiB of 24 GiB",
+            "No one change of its settings makes it fit. Time: ",
+        ),
+    ],
+)
+def test_the_plan_of_a_task_begins_with_the_answer(
+    command: str, verdict: str, rest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it fits, the option with which it would, and the time where it is known."""
+    name, *options = command.split()
+    arguments = ["plan", str(EXAMPLES / f"{name}.yaml"), *options]
+    assert main(arguments) == EXIT_OK
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(verdict)
+    assert rest in first
+    if option := re.search(r"--\S+=\S+(?=\.( |$))", first):
+        assert main([*(each for each in arguments if each != options[-1]), option[0]]) == EXIT_OK
+        assert capsys.readouterr().out.startswith("Fits: ")
 
 
 def test_an_image_takes_its_steps_twice_with_guidance(

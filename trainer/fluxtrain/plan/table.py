@@ -8,7 +8,7 @@ from fluxtrain.contract.run.config import AUTO
 from fluxtrain.parallel.traffic import BETWEEN_NODES, HOP, WITHIN_NODE
 from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
-from fluxtrain.runtime.progress import binary, decimal
+from fluxtrain.runtime.progress import decimal
 from fluxtrain.state.free_memory import reserve_of
 from fluxtrain.train.micro_batch import USABLE
 
@@ -33,16 +33,23 @@ def render(plan: Plan, change: str | None = None, faster: tuple[str, Plan] | Non
     return "\n".join([*answer, "", *aligned(sections), "", *_assumptions(plan)])
 
 
-def _answer(plan: Plan, change: str | None) -> list[str]:
-    total, room = plan.memory_bytes_per_gpu.total, plan.gpu_memory_bytes
-    each = "each of " if plan.num_ranks > 1 else ""
-    ranks = f"{each}{plan.num_ranks} × {plan.gpu or 'CPU process'}"
+def verdict(total: int, room: int | None, fits: bool, ranks: str, change: str | None) -> str:
+    """Return whether ``total`` bytes fit in the ``room`` of each of ``ranks``, or would after ``change``."""
     if room is None:
-        lines = [f"Memory: {gib(total)} of {ranks}."]
-    else:
-        full = f"{gib(total)} of {gib(room)} ({total / room:.0%}) of {ranks}"
-        remedy = f"To fit: {change}" if change else "No change of its settings makes it fit"
-        lines = [f"Fits: {full}." if plan.fits else f"DOES NOT FIT: {full}. {remedy}."]
+        return f"Memory: {gib(total)} of {ranks}."
+    full = f"{gib(total)} of {gib(room)} ({total / room:.0%}) of {ranks}"
+    remedy = f"To fit: {change}" if change else "No change of its settings makes it fit"
+    return f"Fits: {full}." if fits else f"DOES NOT FIT: {full}. {remedy}."
+
+
+def each_of(num_ranks: int, gpu: str | None) -> str:
+    """Return the ranks whose memory is meant."""
+    return f"{'each of ' * (num_ranks > 1)}{num_ranks} × {gpu or 'CPU process'}"
+
+
+def _answer(plan: Plan, change: str | None) -> list[str]:
+    total, ranks = plan.memory_bytes_per_gpu.total, each_of(plan.num_ranks, plan.gpu)
+    lines = [verdict(total, plan.gpu_memory_bytes, plan.fits is not False, ranks, change)]
     for what, seconds, cost in (
         ("Training", plan.seconds, plan.cost),
         ("To MLPerf's target", plan.target_seconds, plan.target_cost),
@@ -65,14 +72,15 @@ def _faster(plan: Plan, faster: tuple[str, Plan] | None) -> list[str]:
 
 
 def gib(num_bytes: float) -> str:
-    """Return ``num_bytes`` in GiB, less than a hundredth in MiB, with three digits."""
+    """Return ``num_bytes`` in GiB, less than a hundredth in MiB, with two digits."""
     if 0 < num_bytes < 2**30 / 100:
-        return f"{_digits(num_bytes / 2**20)} MiB"
-    return f"{_digits(num_bytes / 2**30)} GiB"
+        return f"{digits(num_bytes / 2**20)} MiB"
+    return f"{digits(num_bytes / 2**30)} GiB"
 
 
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+def digits(number: float) -> str:
+    """Return ``number`` with two significant digits, or as a whole number."""
+    return f"{number:,.0f}" if number >= 9.95 else f"{number:.2g}"
 
 
 def aligned(sections: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
@@ -243,29 +251,22 @@ def _host_fit(plan: Plan) -> str:
 def _fit(plan: Plan) -> str:
     if plan.gpu_memory_bytes is None:
         return ""
-    of = f"of {gib(plan.gpu_memory_bytes)}"
-    if plan.fits:
-        return f"{of}: fits; the largest micro batch is about {plan.largest_micro_batch}"
+    text = f"of {gib(plan.gpu_memory_bytes)}: {'fits' if plan.fits else 'DOES NOT FIT'}"
     if plan.largest_micro_batch:
-        return f"{of}: DOES NOT FIT; the largest micro batch is about {plan.largest_micro_batch}"
-    return f"{of}: DOES NOT FIT at any micro batch"
+        return f"{text}; the largest micro batch is about {plan.largest_micro_batch}"
+    return f"{text} at any micro batch"
 
 
 def _time(plan: Plan) -> list[Row]:
     if plan.steps is None:
-        return [
-            (
-                "training",
-                "unknown",
-                "its epochs have as many steps as the data give: fluxtrain data check -f tells",
-            )
-        ]
+        text = "its epochs have as many steps as the data give: fluxtrain data check -f tells"
+        return [("training", "unknown", text)]
     steps = f"{plan.steps:,} steps at most"
     if plan.samples_per_second is None or plan.seconds is None:
         return [("training", "unknown", f"{steps}; no peak is known for CPUs")]
     rate = plan.samples_per_second
     return [
-        ("throughput", f"{_digits(rate)} samples/s", f"{_digits(rate / plan.num_ranks)} per GPU"),
+        ("throughput", f"{digits(rate)} samples/s", f"{digits(rate / plan.num_ranks)} per GPU"),
         ("training", duration(plan.seconds), steps),
         *_cost("cost", plan, plan.cost),
         *_target(plan),
@@ -338,7 +339,7 @@ def _pictures(pictures: PicturesPlan, batch: int) -> list[Row]:
         ("pictures", f"{counted.pictures:,}", "; ".join(filter(None, (left_out, held_out)))),
         ("samples of an epoch", f"{counted.samples:,}", steps),
         ("to encode", f"{counted.latents:,}", encoded),
-        ("cache", binary(counted.cache_bytes), "if all can be decoded, which data check tries"),
+        ("cache", gib(counted.cache_bytes), "if all can be decoded, which data check tries"),
         *rows,
     ]
 
@@ -350,7 +351,7 @@ def _snapshots(plan: Plan) -> str:
     limit = plan.memory_limit_bytes
     used = plan.offloaded_bytes_per_node + plan.snapshot_bytes_per_node
     if limit is not None and used + 2 * reserve_of(limit) > limit:
-        return f"{text}: DO NOT FIT in limits.memory, {binary(limit)}; none are taken"
+        return f"{text}: DO NOT FIT in limits.memory, {gib(limit)}; none are taken"
     return text
 
 
