@@ -40,6 +40,24 @@ def ensure(package: str) -> None:
         (Path(temporary) / "package" / "usr" / "bin").rename(target)
 
 
+def unpacked(*packages: str) -> Path:
+    """Return a folder with all files of ``packages``; raises what `ensure` raises."""
+    target = CACHE / "packages" / "+".join(packages)
+    if target.exists():
+        return target
+    if shutil.which("apt-get") is None:
+        raise MachineError(f"no apt-get here; install by hand: {' '.join(packages)}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        for package in packages:
+            folder = Path(temporary) / package
+            folder.mkdir()
+            _unpack(_download(package, folder), Path(temporary) / "files")
+        if not target.exists():  # another process may have been first
+            (Path(temporary) / "files").rename(target)
+    return target
+
+
 def _folder(package: str) -> Path:
     return CACHE / "programs" / package
 

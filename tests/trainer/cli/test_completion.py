@@ -1,11 +1,17 @@
-"""Completion: bash with the generated script, and the scripts of the other shells."""
+"""Completion with the generated scripts, in bash, zsh and tcsh."""
 
 from __future__ import annotations
 
+import os
+import pty
+import select
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
+from cluster.errors import ClusterError
+from cluster.programs import debian
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK
@@ -50,7 +56,70 @@ def test_bash_completes(words: str, expected: set[str], script: Path, tmp_path: 
     assert all(word.startswith(last) for word in done.stdout.split())
 
 
+PACKAGES = {"zsh": ("zsh", "zsh-common"), "tcsh": ("tcsh",)}
+ZSH_ENVIRONMENT = """
+module_path=({root}/usr/lib/*/zsh/*(/))
+fpath=({root}/usr/share/zsh/functions {root}/usr/share/zsh/functions/**/*(/N))
+"""
+SECONDS = 60
+
+
+def unpacked(shell: str) -> Path:
+    """Return the folder with the files of Debian's packages of ``shell``."""
+    try:
+        return debian.unpacked(*PACKAGES[shell])
+    except (ClusterError, OSError) as error:
+        pytest.skip(f"no {shell}: {error}")
+
+
+def completed(shell: str, script: Path, typed: str, expected: str) -> str:
+    """Return what ``shell`` shows of ``typed`` and Tab, at the latest when it shows ``expected``."""
+    root, home = unpacked(shell), script.parent
+    (home / ".zshenv").write_text(ZSH_ENVIRONMENT.format(root=root))
+    load = {"zsh": f'autoload -U compinit; compinit -u -D; eval "$(<{script})"'}
+    environment = {"PATH": "/usr/bin:/bin", "TERM": "xterm", "HOME": str(home)}
+    leader, terminal = pty.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", root / "bin" / shell, "-i"],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=home,
+        env=environment,
+    ) as process:
+        try:
+            lines = (load.get(shell, f"source {script}"), "echo READ''Y")
+            os.write(leader, "".join(f"{line}\n" for line in lines).encode())
+            _read(leader, "READY")
+            os.write(leader, f"{typed}\t".encode())
+            return _read(leader, expected)
+        finally:
+            process.kill()
+            os.close(terminal)
+            os.close(leader)
+
+
+def _read(leader: int, until: str) -> str:
+    text, deadline = "", time.monotonic() + SECONDS
+    while until not in text and time.monotonic() < deadline:
+        if select.select([leader], [], [], 0.1)[0]:
+            text += os.read(leader, 4096).decode(errors="replace")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("fluxtrain pre", "fluxtrain prepare"),
+        ("fluxtrain mlperf che", "fluxtrain mlperf check"),
+        ("fluxtrain run --optim.learning", "--optim.learning_rate"),
+    ],
+)
 @pytest.mark.parametrize("shell", ["zsh", "tcsh"])
-def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_shells_complete(
+    shell: str, words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["completion", shell]) == EXIT_OK
-    assert "import-config" in capsys.readouterr().out
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    assert expected in completed(shell, script, words, expected)
