@@ -21,7 +21,7 @@ from supply_chain.checksums import ReleaseError
 from supply_chain.locks import ROOT, write_locks
 from supply_chain.release import build_of, sign_release, verify_release, write_release
 from supply_chain.reproduce import reproduce
-from supply_chain.sbom import write
+from supply_chain.sbom import BASES, write
 
 
 def main(command: str = "", folder: str = "dist", key: str = "") -> int:
@@ -29,7 +29,7 @@ def main(command: str = "", folder: str = "dist", key: str = "") -> int:
     if command == "lock":
         write_locks()
     elif command == "sbom":
-        print(*write(Path(folder), __version__), sep="\n")
+        print(*write(Path(folder), __version__), BASES, sep="\n")
     elif command == "audit":
         return audit()
     elif command == "release":

@@ -9,6 +9,9 @@ from typing import Any
 
 from supply_chain.locks import EXTRAS, IMAGES, ROOT, Package, read_lock
 
+BASES = "Packages of the base images are not listed: `syft IMAGE` lists them."
+"""What `make sbom` says of its documents."""
+
 
 def document(image: str, version: str, root: Path = ROOT) -> dict[str, Any]:
     """Return the CycloneDX 1.6 document of ``image``."""

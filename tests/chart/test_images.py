@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from supply_chain.__main__ import main as supply_chain
 from supply_chain.audit import advisories, coverage
 from supply_chain.locks import EXTRAS, LOCKS, read_lock
 from supply_chain.sbom import document, purl, write
@@ -232,3 +233,16 @@ def test_two_builds_of_the_wheel_are_equal(tmp_path: Path) -> None:
         subprocess.run(command, cwd=copied, env=environment, check=True, capture_output=True)
     first, second = (next((tmp_path / name).glob("*.whl")) for name in "ab")
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_lists_say_that_base_images_are_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert supply_chain("sbom", str(tmp_path)) == 0
+    *paths, last = capsys.readouterr().out.splitlines()
+    assert sorted(paths) == sorted(map(str, tmp_path.iterdir()))
+    assert "base images are not listed: `syft IMAGE`" in last
+    for path in tmp_path.iterdir():
+        (note,) = json.loads(path.read_text())["metadata"]["properties"]
+        assert note["name"] == "fluxtrain:base-image"
+        assert note["value"].endswith("are not listed")
