@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from packaging.metadata import Metadata
@@ -19,7 +26,7 @@ from supply_chain.locks import UV
 from supply_chain.provenance import Build
 from supply_chain.release import write_packages
 from supply_chain.tool import installed
-from tests.paths import ROOT
+from tests.paths import EXAMPLES, ROOT
 from tests.torch_range import KEPT
 
 from fluxtrain import __version__
@@ -101,6 +108,50 @@ def test_the_sources_give_the_same_wheel(packages: Path, tmp_path: Path) -> None
 def test_each_extra_is_one_of_the_project(metadata: Metadata) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata.provides_extra == sorted(project["optional-dependencies"])
+
+
+@pytest.mark.slow
+def test_the_wheel_of_an_index_trains_in_an_environment_of_its_own(
+    packages: Path, tmp_path: Path
+) -> None:
+    """What its metadata require is at hand, as links; the index has the release, and no other is asked."""
+    index, links, made = tmp_path / "index", tmp_path / "links", tmp_path / "environment"
+    shutil.copytree(packages, index / "fluxtrain")
+    links.mkdir()
+    for place in Path(sysconfig.get_path("purelib")).iterdir():
+        if place.suffix != ".pth" and "fluxtrain" not in place.name:
+            (links / place.name).symlink_to(place)
+    venv.create(made, with_pip=False)
+    (site,) = made.glob("lib/python*/site-packages")
+    (site / "links.pth").write_text(f"{links}\n")
+
+    def run(program: str, *arguments: str | Path) -> str:
+        variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        done = subprocess.run(
+            [made / "bin" / program, *arguments],
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    handler = partial(SimpleHTTPRequestHandler, directory=str(index))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        place = f"--index-url=http://127.0.0.1:{server.server_address[1]}/"
+        run("python", "-m", "pip", "--isolated", "install", place, "fluxtrain[trainer,operator]")
+        server.shutdown()
+    assert run("python", "-c", "import fluxtrain; print(fluxtrain.__file__)").startswith(str(site))
+    output = tmp_path / "run"
+    run("fluxtrain", "run", EXAMPLES / "micro.yaml", "--output", output)
+    steps = [
+        json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert max(steps) == 100
+    assert "kubectl fluxtrain" in run("kubectl-fluxtrain", "--help")
 
 
 @pytest.mark.proof
