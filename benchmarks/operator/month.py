@@ -87,7 +87,7 @@ def _row(text: str, name: str) -> dict[str, float]:
     """Return the numbers of the row ``name`` that begin a cell, by column."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     header = next(row for row in rows if row[0] == "fault")
-    (row,) = (row for row in rows if row[0] == f"`{name}`")
+    (row,) = (row for row in rows if row[0].startswith(f"`{name}`: "))
     cells = zip(header, row, strict=True)
     return {column: float(n[0]) for column, cell in cells if (n := _NUMBER.match(cell))}
 

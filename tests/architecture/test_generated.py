@@ -86,6 +86,25 @@ def test_every_link_in_the_documents_leads_somewhere() -> None:
                 assert not anchor or anchor in anchors(other), f"{page}: {target}"
 
 
+def narrowest(rows: list[str]) -> int:
+    """Return the columns of a table that breaks after every blank, hyphen and slash, as browsers do."""
+    texts = [re.sub(r"\[(.*?)\]\(.*?\)|[`*]", r"\1", row.replace("\\|", "")) for row in rows]
+    cells = [text.strip().strip("|").split("|") for text in texts if re.search(r"\w", text)]
+    words = [[re.split(r"(?<=[-/])|\s", cell) for cell in row] for row in cells]
+    widths = [
+        max(len(word) for cell in column for word in cell) for column in zip(*words, strict=True)
+    ]
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def test_tables_fit_a_hundred_columns() -> None:
+    for page in documents():
+        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
+            rows = table.splitlines()
+            assert narrowest(rows) <= 100, f"{page}: {rows[0]}"
+
+
 def test_documents_are_short() -> None:
     """Words have a letter or a digit; pages that a command writes do not count."""
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in documents()}

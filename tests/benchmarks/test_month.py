@@ -9,11 +9,11 @@ from benchmarks.operator.month import OURS, PEER, Month, Recovery, measured
 
 FAULTS = Path(__file__).parents[2] / "docs" / "faults.md"
 TABLE = """
-| fault | what is done | detected | replaced | lost | pause | result |
-| --- | --- | --- | --- | --- | --- | --- |
-| `rank-killed` | SIGKILL of a rank | 1.5, generation 2 | – | 8 | 21.5 | ok |
-| `power-off` | a node loses its power | 0.6, condition Healthy=False | 7.0 | 0 | 32.0 | ok |
-| `dns-lost` | no name resolves for 20 s | – | – | 0 | 0.7 | ok |
+| fault | detected | replaced | lost | pause | result |
+| --- | --- | --- | --- | --- | --- |
+| `rank-killed`: SIGKILL of a rank | 1.5, generation 2 | – | 8 | 21.5 | ok, 2e-07 |
+| `power-off`: a node loses its power | 0.6, condition Healthy=False | 7.0 | 0 | 32.0 | ok, 2e-07 |
+| `dns-lost`: no name resolves for 20 s | – | – | 0 | 0.7 | ok, 2e-07 |
 """
 
 

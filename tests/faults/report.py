@@ -26,19 +26,17 @@ MEANINGS = {
     "replaced": "time to the first new training pod; – if there is none",
     "lost": "steps that were repeated",
     "pause": "longest time without a new step",
-    "charged": "restarts that count towards `spec.restart.maxRestarts`; in brackets all, by reason",
-    "loss": "largest difference from the loss of an undisturbed process; the limit is {tolerance}",
-    "result": "what does not hold of `tests/faults/matrix.py`",
+    "charged": "restarts that count towards `spec.restart.maxRestarts`; after *of* all, by reason",
+    "result": "ok, or what does not hold of `tests/faults/matrix.py`; the largest difference from the "
+    "loss of an undisturbed process, of which the limit is {tolerance}",
 }
 COLUMNS = (
     "fault",
-    "what is done",
     "detected",
     "replaced",
     "lost",
     "pause",
     "charged",
-    "loss",
     "result",
 )
 
@@ -63,7 +61,7 @@ def rows_of(page: str) -> dict[str, str]:
     """Return the rows of an earlier page by the name of their fault; a column that it lacks is empty."""
     lines = page.splitlines()
     columns = next((_cells(line) for line in lines if line.startswith(f"| {COLUMNS[0]} |")), [])
-    found = (re.match(r"\| `([a-z0-9-]+)` \|", line) for line in lines)
+    found = (re.match(r"\| `([a-z0-9-]+)`: ", line) for line in lines)
     return {match[1]: _aligned(columns, match.string) for match in found if match is not None}
 
 
@@ -78,22 +76,24 @@ def row(outcome: Outcome) -> str:
     sign = outcome.detected
     return _line(
         [
-            f"`{outcome.fault.name}`",
-            outcome.fault.text,
+            f"`{outcome.fault.name}`: {outcome.fault.text}",
             f"{sign.at:.1f}, {sign.text}" if sign else "–",
             "–" if outcome.replaced_seconds is None else f"{outcome.replaced_seconds:.1f}",
             str(outcome.lost_steps),
             f"{outcome.pause_seconds:.1f}",
             _charged(outcome),
-            "?" if outcome.loss_difference is None else f"{outcome.loss_difference:.0e}",
-            f"**failed**: {'; '.join(outcome.faults)}" if outcome.faults else "ok",
+            f"{_result(outcome)}, {'?' if (loss := outcome.loss_difference) is None else f'{loss:.0e}'}",
         ]
     )
 
 
+def _result(outcome: Outcome) -> str:
+    return f"**failed**: {'; '.join(outcome.faults)}" if outcome.faults else "ok"
+
+
 def _charged(outcome: Outcome) -> str:
     causes = ", ".join(f"{count} {cause}" for cause, count in sorted(outcome.causes.items()))
-    return f"{outcome.charged} ({causes})" if causes else str(outcome.charged)
+    return f"{outcome.charged} of {causes}" if causes else str(outcome.charged)
 
 
 def _cells(line: str) -> list[str]:

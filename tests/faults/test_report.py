@@ -132,15 +132,15 @@ def test_an_outcome_beyond_a_limit_says_which(values: dict[str, Any], fault: str
 
 def test_a_row_has_what_was_measured() -> None:
     assert row(outcome(detected=Sign(1.25, "generation 3"), replaced_seconds=4.04)) == (
-        "| `cut` | a cable / is cut | 1.2, generation 3 | 4.0 | 20 | 30.0 | "
-        "1 (1 NoProgress, 2 NodeLost) | 2e-06 | ok |"
+        "| `cut`: a cable / is cut | 1.2, generation 3 | 4.0 | 20 | 30.0 | "
+        "1 of 1 NoProgress, 2 NodeLost | ok, 2e-06 |"
     )
     assert row(
         outcome(lost_steps=21, charged=0, causes={}, wrong_samples=2, loss_difference=None)
     ) == (
-        "| `cut` | a cable / is cut | – | – | 21 | 30.0 | 0 | ? | "
+        "| `cut`: a cable / is cut | – | – | 21 | 30.0 | 0 | "
         "**failed**: 21 steps lost, at most 20 expected; 0 restarts charged, 1 expected; "
-        "samples of 2 steps wrong; loss curve: None |"
+        "samples of 2 steps wrong; loss curve: None, ? |"
     )
 
 
