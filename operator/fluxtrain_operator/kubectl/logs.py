@@ -18,6 +18,7 @@ from fluxtrain.contract.process import (
     OUTPUT_PATH,
     STACKS_COMMAND,
     RankProcess,
+    ranges,
     read_ranks,
 )
 from fluxtrain_operator.base import names
@@ -233,19 +234,12 @@ def _summary(ranks: Sequence[RankStacks]) -> list[str]:
         groups.setdefault(rank.position, []).append(rank.rank)
     listed = sorted(groups.items(), key=lambda group: len(group[1]))
     unknown = ("unknown: no stacks",)
-    return ["\n".join(f"{_numbers(own)}: {(at or unknown)[0]}" for at, own in listed)]
-
-
-def _numbers(ranks: list[int]) -> str:
-    """Return the ranks as text, runs of them shortened."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(texts)}"
+    return [
+        "\n".join(
+            f"{'rank' if len(own) == 1 else 'ranks'} {', '.join(ranges(own))}: {(at or unknown)[0]}"
+            for at, own in listed
+        )
+    ]
 
 
 def _section(rank: RankStacks) -> str:

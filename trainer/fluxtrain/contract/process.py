@@ -343,6 +343,17 @@ class RankProcess:
         return json.dumps(asdict(self))
 
 
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Return ascending ``numbers`` as texts; consecutive ones are one text, such as 0-3."""
+    runs = list[list[int]]()
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+
+
 def read_ranks(text: str) -> list[RankProcess]:
     """Return the ranks in the output ``text`` of the command; lines that are none are skipped."""
     ranks = (_rank(line) for line in text.splitlines())

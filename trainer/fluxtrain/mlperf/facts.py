@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluxtrain import __version__
-from fluxtrain.contract.process import CONFIG_FILE, ENV_FLUSHED, ENV_REVISION
+from fluxtrain.contract.process import CONFIG_FILE, ENV_FLUSHED, ENV_REVISION, ranges
 from fluxtrain.contract.run.closed_division import (
     Violation,
     begins_closed,
@@ -67,7 +67,9 @@ def gather(world: World) -> list[NodeRecord]:
     positions: dict[str, list[int]] = {}
     for node, text in enumerate(world.all_gather(own)):
         positions.setdefault(text, []).append(node)
-    return [NodeRecord(_ranges(nodes), *json.loads(text)) for text, nodes in positions.items()]
+    return [
+        NodeRecord(",".join(ranges(nodes)), *json.loads(text)) for text, nodes in positions.items()
+    ]
 
 
 def events(records: Sequence[NodeRecord]) -> Iterator[tuple[str, object]]:
@@ -122,20 +124,6 @@ def _parts(installed: Mapping[str, str]) -> Iterator[dict[str, str]]:
         size += added
     if part:
         yield part
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending ``numbers`` as ranges, such as 0-3,5."""
-    texts: list[str] = []
-    first = last = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is not None and number == last + 1:
-            last = number
-            continue
-        texts.append(str(first) if first == last else f"{first}-{last}")
-        if number is not None:
-            first = last = number
-    return ",".join(texts)
 
 
 Facts = dict[str, str]  # by the names of MLCommons' system description; all values are strings
