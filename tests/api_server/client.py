@@ -81,7 +81,6 @@ class ApiServer:
         )
 
     def create(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
-        """Create ``manifest`` in the collection at ``path``."""
         return self._send("POST", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
     def post(self, path: str, text: str) -> Response:
@@ -92,7 +91,6 @@ class ApiServer:
             return Response(HTTPStatus.CREATED, {})
 
     def replace(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
-        """Replace the object at ``path`` by ``manifest``."""
         return self._send("PUT", f"{path}?{STRICT}{_dry_run(dry_run)}", manifest)
 
     def apply(self, path: str, manifest: Manifest, *, dry_run: bool = True) -> Response:
@@ -106,7 +104,6 @@ class ApiServer:
         return self._send("PATCH", path, manifest, "application/merge-patch+json")
 
     def delete(self, path: str) -> Response:
-        """Delete the object at ``path``."""
         return self._send("DELETE", path, {})
 
     def get(self, path: str) -> Response:

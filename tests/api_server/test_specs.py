@@ -69,7 +69,6 @@ def server(kubectl: Kubectl) -> ApiServer:
 
 
 def collection(manifest: Manifest) -> str:
-    """Return the path of the collection of ``manifest``."""
     group, metadata, kind = manifest["apiVersion"], manifest["metadata"], manifest["kind"]
     root = f"/apis/{group}" if "/" in group else f"/api/{group}"
     within = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""

@@ -236,5 +236,4 @@ def _sharing_a_node(pods: list[Manifest]) -> list[Manifest]:
 
 
 def machine_of(pod: Manifest) -> Node:
-    """Return the node of ``pod``."""
     return next(each for each in nodes() if each.name == pod["spec"]["nodeName"])

@@ -25,7 +25,6 @@ def values_file(profile: str) -> Path:
 
 @cache
 def policy_of(profile: str) -> JobPolicy:
-    """Return the policy for jobs of ``profile``."""
     return JobPolicy.model_validate(yaml.safe_load(values_file(profile).read_text())["jobs"])
 
 

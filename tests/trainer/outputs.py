@@ -29,7 +29,6 @@ def ledger(output: Path) -> dict[int, list[int]]:
 
 
 def mlperf_events(output: Path) -> list[dict[str, Any]]:
-    """Return the events of the MLPerf log."""
     return _read(output / "mlperf.log")
 
 

@@ -52,7 +52,6 @@ def without_curve() -> AbstractContextManager[object]:
 
 
 def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[ForkServerProcess]:
-    """Start all ranks of ``run``."""
     ranks = [
         FORKED.Process(target=_run_rank, args=(run, config, paths, rank, size))
         for rank in range(size)
@@ -137,7 +136,6 @@ def pause_after_steps(seconds: float) -> None:
 
 
 def output_of(paths: RunPaths, rank: int = 0) -> str:
-    """Return the output of ``rank``."""
     return (paths.output / f"rank_{rank}.txt").read_text()
 
 

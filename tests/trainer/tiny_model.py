@@ -36,7 +36,6 @@ SMALL = tiny_model(vec_in_dim=40, context_in_dim=48, depth=2, depth_single_block
 
 
 def initialised(config: ModelConfig, seed: int = 0) -> Flux:
-    """Return a model with its initial weights."""
     flux = Flux(config)
     load_weights(flux, initial_weights(flux, seed, CPU), CPU)
     return flux

@@ -93,7 +93,6 @@ class Kueue:
         )
 
     def remove_queue(self, name: str) -> None:
-        """Remove an empty queue."""
         for kind in ("localqueue", "clusterqueue", "resourceflavor", "topology"):
             self.kubectl(
                 *("delete", f"{kind}.{GROUP}", name, "--ignore-not-found"),

@@ -203,7 +203,6 @@ def check_dashboards(scraped: ScrapedJob) -> None:
 
 
 def check_operator_metrics(scraped: ScrapedJob) -> None:
-    """Check the operator's metrics."""
     prefix = "fluxtrain_operator"
     assert scraped.maximum(f"{prefix}_time_to_first_step_seconds_count") == 1
     assert scraped.maximum(f"{prefix}_recovery_seconds_count") >= 1

@@ -105,8 +105,6 @@ def make_reconciler(cluster: Any, *jobs: Manifest) -> Reconciler:
 
 
 def reconcile(cluster: RecordingStore, job: Manifest, **settings: Any) -> None:
-    """Reconcile ``job`` once."""
-
     async def main() -> None:
         reconciler = make_reconciler(cluster, job)
         vars(reconciler).update(settings)

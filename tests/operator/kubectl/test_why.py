@@ -165,7 +165,6 @@ def being_deleted() -> JobObjects:
 
 
 def trained() -> Status:
-    """Return the status of a job that trains."""
     return read_status(state_of(*RUNNING, progress=trains()).job["status"])
 
 

@@ -146,7 +146,6 @@ def causes(status: Status) -> dict[str, int]:
 
 
 def condition(status: Status, kind: str) -> tuple[str, str]:
-    """Return status and reason of a condition."""
     return next((c.status, c.reason) for c in status.conditions if c.type == kind)
 
 

@@ -316,7 +316,6 @@ def make_job(suspend: bool, size: Size, image: str, operator: str) -> Job:
 
 
 def with_status(job: Job, status: Status) -> Job:
-    """Return ``job`` with ``status``."""
     changed = copy.copy(job)
     training = job.training.model_copy(update={"status": status})
     vars(changed)["training"] = training  # its hash and config stay computed
@@ -864,7 +863,6 @@ class SmallCluster:
         return not pod.node or self.nodes[pod.node].ready
 
     def some(self, number: int) -> Pod | None:
-        """Return one of the pods, selected by ``number``."""
         pods = self.everything()
         return pods[number % len(pods)] if pods else None
 

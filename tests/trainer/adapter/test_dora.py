@@ -134,7 +134,6 @@ class Base:
         """Verify nothing."""
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors."""
         yield from ((name, self.tensors[name]) for name in names)
 
 

@@ -95,7 +95,6 @@ def batches(
 def training(
     run: RunConfig, root: Path, rank: int = 0, ranks: int = 1, micro: int = 4, first: int = 0
 ) -> Iterator[AnyBatch]:
-    """Return the micro batches of ``rank``."""
     shares = BatchShares(run.schedule.global_batch_size, micro, ranks)
     return training_batches(run, open_sources(run, root), shares, rank, first)
 

@@ -116,7 +116,6 @@ def complete_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def complete(log: Path, complete_text: str) -> Path:
-    """Return the log of a complete run."""
     log.write_text(complete_text)
     return log
 

@@ -37,7 +37,6 @@ RUN: dict[str, Any] = {
 
 
 def config(**changes: Any) -> RunConfig:
-    """Return RUN with ``changes`` to its sections."""
     return resolve(merge(RUN, changes))
 
 

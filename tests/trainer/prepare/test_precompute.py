@@ -60,7 +60,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_data(tmp_path: Path, images: Path, models: Path) -> RunPaths:
-    """Return roots with a copy of ``images``."""
     root = tmp_path / "data"
     root.mkdir(parents=True)
     for part in ("train", "validation"):

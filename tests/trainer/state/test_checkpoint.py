@@ -41,7 +41,6 @@ def make_state(config: RunConfig, seed: int = 0) -> checkpoint.State:
 
 
 def start(folder: Path, config: RunConfig | None = None, **options: Any) -> Checkpoints:
-    """Return the checkpoints of a new start of the ranks."""
     config = config or make_config()
     own = CheckpointFolder(claim(folder))
     return Checkpoints(own, make_state(config), config, is_main=True, **options)

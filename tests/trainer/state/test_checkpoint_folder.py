@@ -43,7 +43,6 @@ def writer(path: Path, step: int) -> str:
 
 
 def start(path: Path) -> CheckpointFolder:
-    """Return the folder as a new start of the ranks has it."""
     folder = CheckpointFolder(claim(path))
     folder.take_over()
     return folder

@@ -48,7 +48,6 @@ def data(tmp_path: Path) -> Path:
 
 
 def job(root: Path, **changes: Any) -> Path:
-    """Write the job of RUN with ``changes``."""
     path = root.parent / "job.yaml"
     head = {
         "apiVersion": "fluxtrain.dev/v1alpha1",

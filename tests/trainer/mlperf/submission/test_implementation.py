@@ -52,7 +52,6 @@ MICRO: dict[str, Any] = {
 
 
 def run_of(folder: Path, seed: int = 7, node: NodeRecord = NODE, **changes: Any) -> Run:
-    """Return a run with the log of ``node``."""
     folder.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(good_run, "NODE", node)

@@ -54,7 +54,6 @@ class Tab:
                 self.refused.append(str(given["exceptionDetails"]))
 
     def run(self, script: str) -> Any:
-        """Return the value of ``script``."""
         given = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )

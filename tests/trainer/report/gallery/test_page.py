@@ -61,7 +61,6 @@ def record(step: int) -> dict[str, Any]:
 
 
 def make_page(output: Path, prompts: list[str], steps: int = 4) -> RunPage:
-    """Return the page of a run with images of ``prompts`` at ``steps`` steps."""
     page = RunPage(resolve({"preset": "micro", "schedule": {"steps": 1000}}), output)
     for step in range(1, steps + 1):
         page.write(record(100 * step))

@@ -285,7 +285,6 @@ def test_what_is_read_of_a_checkpoint_is_verified(
 
 
 def with_small_blocks(checkpoint: Path) -> None:
-    """Give the checksums in ``checkpoint`` blocks that are smaller than its tensors."""
     files = {}
     for name in read_checksums(checkpoint):
         files[name] = FileSums(block_bytes=256)
