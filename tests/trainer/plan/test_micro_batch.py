@@ -29,6 +29,7 @@ from fluxtrain.state.run_state import CONFIG_FILE, latest
 from fluxtrain.train.micro_batch import (
     FILE,
     Room,
+    require_memory_of,
     settle_micro_batch,
     settle_micro_batch_of,
     step_memory,
@@ -183,6 +184,17 @@ def test_what_does_not_fit_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("builtins.print", lambda text, **options: said.append(text))
     assert settle_micro_batch_of(World.alone(), MICRO_AUTO, tmp_path).parallel.most_samples == 1
     assert "IT DOES NOT FIT by this estimate" in said[0]
+
+
+def test_a_model_that_a_machine_without_gpu_cannot_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schnell, ranks_of_a_node = resolve({"preset": "mlperf-schnell"}), replace(World.alone(), size=2)
+    monkeypatch.setattr("fluxtrain.train.micro_batch.memory_limit", lambda: 24 * GIB)
+    for world in (World.alone(), replace(ranks_of_a_node, local_size=2)):
+        with pytest.raises(ConfigError, match=r"model: .* need 1[35]\d\.\d+ GiB, this machine has 24"):
+            require_memory_of(world, schnell)
+    require_memory_of(World.alone(), resolve({"preset": "micro"}))
 
 
 def test_a_file_without_a_number_is_refused(tmp_path: Path) -> None:

@@ -123,8 +123,9 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
             if config.task == "train":
                 from fluxtrain.parallel.compile import resolve_kernels
                 from fluxtrain.train.memory import settle_resharding_of
-                from fluxtrain.train.micro_batch import settle_micro_batch_of
+                from fluxtrain.train.micro_batch import require_memory_of, settle_micro_batch_of
 
+                require_memory_of(world, config)
                 config = settle_micro_batch_of(world, config, paths.output)
                 config = resolve_kernels(settle_resharding_of(world, config), world.device)
             config = with_seed(config, paths.output, world)

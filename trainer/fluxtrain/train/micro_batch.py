@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.data.order import BatchShares
+from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.parallel.compile import compiles
 from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.devices import memory_of
@@ -92,6 +93,24 @@ def settle_micro_batch(
     limited = _with(config, micro_batch_size=max(1, largest))
     size = BatchShares.of(limited, num_ranks).micro_batch_size
     return _with(config, micro_batch_size=size)
+
+
+def require_memory_of(world: World, config: RunConfig) -> None:
+    """Raise ConfigError if this machine, without GPUs, cannot hold the weights and the optimizer's state.
+
+    The kernel would kill its ranks, or other programs, without a reason in any log.
+    """
+    if memory_of(world.device) is not None:
+        return
+    sharding = Sharding.of(config, world.size, world.local_size)
+    used = step_memory(config, sharding, 1, copies_ahead=False)
+    needed, limit = world.local_size * (used.weights + used.optimizer), memory_limit()
+    if needed > limit:
+        text = (
+            f"weights and optimizer alone need {binary(needed)}, this machine has {binary(limit)} and no GPU; "
+            f"use GPUs or a smaller model (fluxtrain plan FILE)"
+        )
+        raise ConfigError("spec.run.model", UNSET, text)
 
 
 def settle_micro_batch_of(world: World, config: RunConfig, output: Path) -> RunConfig:
