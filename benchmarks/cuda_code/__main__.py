@@ -1,0 +1,79 @@
+"""Kernels and bytes of the blocks' generated CUDA code, on a machine without a GPU.
+
+    python -m benchmarks.cuda_code [--blocks bfloat16:single ...] [--kernels] [--output FILE]
+
+Inductor writes the code of the trainer's blocks at FLUX.1's size, forward and backward. u is one activation
+of micro batch 32, 512 tokens and width 3072 in bfloat16, 100.7 MB. Products and attention are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cuda_code import stub
+
+PRECISIONS = ("bfloat16", "tensorwise", "rowwise")
+BLOCKS = [
+    f"{precision}:{kind}{torch}"
+    for torch in ("", ":torch")
+    for precision in PRECISIONS
+    for kind in ("single", "double")
+]
+"""With the trainer's kernels, and with torch's only."""
+_SMALL = 0.4
+"""Fewest u of a kernel that is listed."""
+
+
+def main() -> int:
+    """Print a table with a line for each kind of block; with ``--kernels`` also their largest kernels."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=BLOCKS)
+    parser.add_argument("--kernels", action="store_true", help="list them")
+    parser.add_argument("--output", type=Path, help="a file in JSON")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    stub.load()
+    from benchmarks.cuda_code.generate import UNIT, generate
+    from benchmarks.table import print_table
+
+    stub.complete()
+    codes = {}
+    for block in options.blocks:
+        precision, kind, *plain = block.split(":")
+        fp8 = None if precision == "bfloat16" else precision
+        codes[block] = code = generate(kind, fp8, own=not plain)
+        for kernel in code.kernels if options.kernels else ():
+            if kernel.by_inductor > _SMALL * UNIT:
+                numbers = f"{kernel.by_inductor / UNIT:6.2f} {kernel.exact / UNIT:6.2f}"
+                print(block, "backward" if kernel.is_backward else "forward ", numbers, kernel.name)
+    rows = []
+    for block, code in codes.items():
+        sums = code.by_inductor, code.exact, code.saved
+        rows.append([block, f"{len(code.kernels)}", *(f"{each / UNIT:.1f}" for each in sums)])
+    head = ["block", "kernels", "u by inductor", "u exactly", "u saved"]
+    print_table("What a block moves between its products, forward and backward", head, rows)
+    for gradients, number in _noted()["adamw"].items():
+        print(f"AdamW moves {number:.0f} bytes a parameter and step, gradients in {gradients}")
+    if options.output:
+        options.output.write_text(json.dumps({name: asdict(each) for name, each in codes.items()}))
+    return 0
+
+
+def _noted() -> Any:
+    """Return what `addresses` prints."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cuda_code.addresses"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
