@@ -61,26 +61,33 @@ def rounded(matrix: Float[Tensor, "rows columns"], dtype: torch.dtype, dim: int 
 
 
 def product(
-    left: Rounded, right: Rounded, dtype: torch.dtype, *, fast: bool = False
+    left: Rounded,
+    right: Rounded,
+    dtype: torch.dtype,
+    fast: bool = False,
+    bias: Tensor | None = None,
 ) -> Float[Tensor, "m n"]:
-    """Return the matrix product of ``left`` (m x k) and ``right`` (k x n) in ``dtype``.
+    """Return the matrix product of ``left`` (m x k) and ``right`` (k x n), plus ``bias`` (n), in ``dtype``.
 
     On a GPU the matrix units compute it; ``fast`` lets those of NVIDIA add with less precision. On a CPU the
     factors are multiplied in float32, in which each product of two numbers is exact.
     """
     if left.values.is_cuda:
-        return scaled_mm(left, right, dtype, fast)
-    return ((left.values.float() @ right.values.float()) * left.unit * right.unit).to(dtype)
+        return scaled_mm(left, right, dtype, fast, bias)
+    y = (left.values.float() @ right.values.float()) * left.unit * right.unit
+    return (y if bias is None else y + bias).to(dtype)
 
 
-def scaled_mm(left: Rounded, right: Rounded, dtype: torch.dtype, fast: bool) -> Tensor:
+def scaled_mm(
+    left: Rounded, right: Rounded, dtype: torch.dtype, fast: bool, bias: Tensor | None = None
+) -> Tensor:
     """Return the product by torch's fp8 kernel: the left factor by rows, the right one by columns."""
     missing = -left.values.shape[1] % FP8_MULTIPLE  # of tokens, whose number may be any
     a, b = left.values, right.values.t()
     if missing:
         a, b = (F.pad(x.view(torch.uint8), (0, missing)).view(x.dtype) for x in (a, b))
     multiplied: Tensor = torch._scaled_mm(
-        *(a.contiguous(), b.contiguous().t(), left.unit, right.unit),
+        *(a.contiguous(), b.contiguous().t(), left.unit, right.unit, bias),
         out_dtype=dtype,
         use_fast_accum=fast,
     )
@@ -88,21 +95,21 @@ def scaled_mm(left: Rounded, right: Rounded, dtype: torch.dtype, fast: bool) -> 
 
 
 class _Product(torch.autograd.Function):
-    """Values (tokens x in) times weights (out x in), transposed, and the two products of its gradients."""
+    """Values (tokens x in) times weights (out x in), transposed, plus a bias; and the gradients' products."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, recipe: Recipe, dialect: Dialect
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, dialect: Dialect
     ) -> Float[Tensor, "tokens out"]:
         ctx.recipe, ctx.dialect = recipe, dialect
         dim = None if recipe == "tensorwise" else 1
         left, right = rounded(x, dialect.forward, dim), rounded(weight, dialect.forward, dim)
         # with one scale the gradient of the weights needs the same rounded values: half the memory
         ctx.save_for_backward(weight, *(left if dim is None else (x,)))
-        return product(left, _transposed(right), x.dtype, fast=True)
+        return product(left, _transposed(right), x.dtype, fast=True, bias=bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (weight, *saved) = gradients, ctx.saved_tensors
         forward, gradient = ctx.dialect
         if ctx.recipe == "tensorwise":
@@ -111,8 +118,8 @@ class _Product(torch.autograd.Function):
         else:  # a scale for each slice of the dimension that is summed over
             left, values = rounded(g, forward, 1), rounded(saved[0], forward, 0)
             right, above = rounded(weight, forward, 0), _transposed(rounded(g, forward, 0))
-        grad_x = product(left, right, g.dtype)
-        return grad_x, product(above, values, weight.dtype), None, None
+        grad_x, grad_weight = product(left, right, g.dtype), product(above, values, weight.dtype)
+        return grad_x, grad_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None
 
 
 def _transposed(matrix: Rounded) -> Rounded:
@@ -120,7 +127,7 @@ def _transposed(matrix: Rounded) -> Rounded:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer whose three products are in fp8; the bias is added in the compute dtype."""
+    """A linear layer whose three products are in fp8; the bias is added before the first is rounded."""
 
     recipe: ClassVar[Recipe]
     dialect: ClassVar[Dialect]
@@ -132,8 +139,8 @@ class Fp8Linear(nn.Linear):
     def output(self, x: Float[Tensor, "... in"], bias: Tensor) -> Float[Tensor, "... out"]:
         """Return x weight^T + ``bias``."""
         flat = x.reshape(-1, x.shape[-1])
-        y: Tensor = _Product.apply(flat, self.weight, self.recipe, self.dialect)
-        return (y + bias).reshape(*x.shape[:-1], -1)
+        y: Tensor = _Product.apply(flat, self.weight, bias, self.recipe, self.dialect)
+        return y.reshape(*x.shape[:-1], -1)
 
 
 def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:
