@@ -28,6 +28,7 @@ BLOCKS = [
     for kind in ("single", "double")
 ]
 """With the trainer's kernels, and with torch's only."""
+ARCHITECTURES = ("sm_90", "gfx942")
 _SMALL = 0.4
 """Fewest u of a kernel that is listed."""
 
@@ -60,18 +61,25 @@ def main() -> int:
         rows.append([block, f"{len(code.kernels)}", *(f"{each / UNIT:.1f}" for each in sums)])
     head = ["block", "kernels", "u by inductor", "u exactly", "u saved"]
     print_table("What a block moves between its products, forward and backward", head, rows)
-    for gradients, number in _noted()["adamw"].items():
+    for gradients, number in _printed("addresses", TRITON_INTERPRET="1")["adamw"].items():
         print(f"AdamW moves {number:.0f} bytes a parameter and step, gradients in {gradients}")
+    of_each = {architecture: _printed("registers", architecture) for architecture in ARCHITECTURES}
+    rows = [
+        [kernel, *(f"{registers} ({spilled} spilled)" for registers, spilled in of_one)]
+        for kernel, of_one in zip(
+            of_each["sm_90"], zip(*map(dict.values, of_each.values()), strict=True), strict=True
+        )
+    ]
+    print_table("Registers of a thread", ["kernel", *ARCHITECTURES], rows)
     if options.output:
         options.output.write_text(json.dumps({name: asdict(each) for name, each in codes.items()}))
     return 0
 
 
-def _noted() -> Any:
-    """Return what `addresses` prints."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cuda_code.addresses"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+def _printed(module: str, *arguments: str, **environment: str) -> Any:
+    """Return what another module of this package prints, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.cuda_code.{module}", *arguments]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, check=True)
     return json.loads(done.stdout)
 
 

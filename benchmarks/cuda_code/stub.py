@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ def load() -> None:
     options = ["-shared", "-fPIC", f"-Wl,-soname,{library.name}", f"-I{headers}"]
     subprocess.run(["gcc", *options, "-o", library, _SOURCE], check=True)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # others would compile what is only counted
 
 
 def complete() -> None:
