@@ -151,7 +151,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
     else:
         overrides = parse_overrides(arguments.overrides)
         root = reference_environment.root("data", os.environ).value
-        is_local = not (os.path.isabs(arguments.source) or "://" in arguments.source)
+        is_local = not (arguments.source.startswith((".", "/")) or "://" in arguments.source)
         if is_local and arguments.data is None and _root(arguments) == Path():
             print(
                 f"fluxtrain: {arguments.source} is looked for here; "

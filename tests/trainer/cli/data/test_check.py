@@ -244,7 +244,9 @@ def test_the_folder_is_the_one_that_a_run_would_find(
     assert "1 picture can be used" in printed.out
     assert "looked for" not in printed.err
     assert main(["data", "check", "./my-pictures", *usual]) == 0
-    assert "6 pictures can be used" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "6 pictures can be used" in printed.out
+    assert "looked for" not in printed.err
     assert main(["data", "check", "nowhere", *usual]) == 1
     assert note.replace("my-pictures", "nowhere") in capsys.readouterr().err
 
