@@ -13,6 +13,7 @@ from fluxtrain.contract.run.overrides import OPTIONS, READ_VARIABLES, VARIABLES,
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
+from fluxtrain.imports.more.torchtitan import TORCHTITAN
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import Disposition, Option
 from fluxtrain.imports.variables import VARIABLES as GUIDE_VARIABLES
@@ -161,6 +162,7 @@ def coming_from_page() -> str:
         read=_table(READ_VARIABLES),
         refused=_table({name: _page_text(row) for name, row in VARIABLES.items()}),
         guide=_table({name: _described(row.meaning) for name, row in GUIDE_VARIABLES.items()}),
+        torchtitan=_grouped(TORCHTITAN.options),
         kohya=_grouped(KOHYA.options),
         ai_toolkit=_grouped(AI_TOOLKIT.options),
         simpletuner=_grouped(SIMPLETUNER.options),

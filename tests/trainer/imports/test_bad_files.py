@@ -23,7 +23,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("k.toml", b"\xff\xfe", "k.toml: not UTF-8 text (byte 0)"),
     ("k.toml", "#" * (1 << 20) + "##", "k.toml: got '1048578 bytes'; at most 1048576 are read"),
     ("k.toml", "[a]\nunet_lr = 1\n[b]\nunet_lr = 2", "k.toml: unet_lr: got 2; is given twice"),
-    ("k.toml", "[training]\nunheard = 5", "k.toml: is torchtitan's; docs/coming-from.md has"),
+    ("k.toml", "[training]\nunheard = 5", "k.toml: model.name: got 'llama3'; must be flux"),
     ("k.toml", "[[datasets]]\nbatch_size = 4", "k.toml: is kohya's data set config"),
     ("k.toml", LORA + 'network_dim = "big"', "k.toml: network_dim: got 'big'; must be a number"),
     ("k.toml", LORA + "network_dim = -4", "network_dim: got -4; must be a whole number, 1 or more"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,22 @@ from fluxtrain.contract.model_base import GROUP, join_errors, validate
 from fluxtrain.contract.resource.document import dump_yaml, parse_yaml, read_text
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.contract.run.config import value_at
-from fluxtrain.contract.run.overrides import refused_options
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, redacted
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.ai_toolkit_values import flat
 from fluxtrain.imports.common import with_data_sets
 from fluxtrain.imports.kohya import KOHYA
+from fluxtrain.imports.more.commands import (
+    NO_IMPORT,
+    TO_TOML,
+    arguments,
+    joined,
+    refused,
+    titan_command,
+    without_levels,
+    words,
+)
+from fluxtrain.imports.more.torchtitan import MLPERF, TORCHTITAN, is_of_mlperf
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.simpletuner_pictures import with_named_files
 from fluxtrain.imports.table import (
@@ -43,13 +52,16 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
         text = read_text(path)
         if re.search(rf"(?m)^\s*(export\s+)?({'|'.join(sorted(_OWN_VARIABLES))})=", text):
             return SIMPLETUNER, with_named_files(_variables(text, path), path)
-        return KOHYA, _command(text, path)
+        lines = [it for it in joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
+        if any(re.search(_TORCHTITAN, it) for it in lines):
+            return _of_torchtitan(titan_command(lines, path))
+        return KOHYA, _command(lines, path)
     document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)
     listed = "\n".join(names)
     for text, *patterns in _FOREIGN:
         if all(re.search(rf"(?m)^(?:{pattern})$", listed) for pattern in patterns):
-            raise _refused(path, text)
+            raise refused(path, text)
     if not isinstance(document, dict):
         raise ConfigError(str(path), document, "must be a mapping of options")
     return _recognise(document, path)
@@ -67,35 +79,34 @@ def _names(document: object, levels: int = 2) -> set[str]:
 
 _TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
 _NO_TRAINING = f"not a training's; must be {_TRAINERS}"
-_NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
 _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is a {KIND} already, or another object of Kubernetes: fluxtrain run trains a {KIND}", "apiVersion"),
     ("is spec.run of a FluxTraining: put it there (docs/config.md)",
      "preset", "schedule|adapter|optim|data|initial_weights"),
-    (f"is OneTrainer's, {_NO_IMPORT}",
+    (f"is OneTrainer's, {NO_IMPORT}",
      "training_method|output_model_destination", "model_type|base_model_name|learning_rate"),
-    (f"is OneTrainer's list of concepts, {_NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
+    (f"is OneTrainer's list of concepts, {NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
     ("is of a GUI for kohya's sd-scripts; import the JSON that it saves, or the TOML that it trains with",
      r"accelerate_launch\..+|folders\.\w+_dir"),
     ("is of LoRA_Easy_Training_Scripts; import the TOML that it writes for sd-scripts",
      r"\w+_args\.(args|dataset_args)"),
-    (f"is diffusion-pipe's, {_NO_IMPORT}",
+    (f"is diffusion-pipe's, {NO_IMPORT}",
      r"micro_batch_size_per_gpu|pipeline_stages|model\.(diffusers_path|transformer_dtype)|frame_buckets|"
      r"directory\.(path|control_path)"),
-    (f"is musubi-tuner's, for other models, {_NO_IMPORT}",
+    (f"is musubi-tuner's, for other models, {NO_IMPORT}",
      r"dit|dit_high_noise|datasets\.(image|video|control|cache)_directory|datasets\.(image|video)_jsonl_file"),
-    (f"is axolotl's, for language models, {_NO_IMPORT}",
+    (f"is axolotl's, for language models, {NO_IMPORT}",
      "base_model", r"sequence_len|adapter|datasets\.\w+|micro_batch_size"),
-    (f"is LLaMA-Factory's, for language models, {_NO_IMPORT}",
+    (f"is LLaMA-Factory's, for language models, {NO_IMPORT}",
      "finetuning_type|stage", "model_name_or_path"),
-    (f"is x-flux's, {_NO_IMPORT}", r"data_config\.\w+"),
-    (f"is AutoTrain's, {_NO_IMPORT}", "task", "base_model", "backend|project_name"),
-    (f"is NeMo AutoModel's, {_NO_IMPORT}", r"step_scheduler\.\w+", r"(optim|model|dataset|data)\..+"),
+    (f"is x-flux's, {NO_IMPORT}", r"data_config\.\w+"),
+    (f"is AutoTrain's, {NO_IMPORT}", "task", "base_model", "backend|project_name"),
+    (f"is NeMo AutoModel's, {NO_IMPORT}", r"step_scheduler\.\w+", r"(optim|model|dataset|data)\..+"),
     ("is FluxBenchmark's; docs/benchmark.md has a file that sweeps the same settings",
      r"defaults\.train_args|train_args\..+|cli_args\..+|num_iterations",
      r"(accelerate_config|dynamo_config)\..+|defaults\.launcher|train_batch_size|train_data_path"),
-    (f"is InvokeAI's, {_NO_IMPORT}", "base_output_dir", "type|model"),
-    (f"is a request to a hosted trainer, {_NO_IMPORT}",
+    (f"is InvokeAI's, {NO_IMPORT}", "base_output_dir", "type|model"),
+    (f"is a request to a hosted trainer, {NO_IMPORT}",
      r"input_images|images_data_url|autocaption|input\.(input_images|images_data_url|autocaption)"),
     (f"is a Cargo.toml, {_NO_TRAINING}", r"package\.(edition|version)|workspace\.members", ".+"),
     (f"is a pyproject.toml, {_NO_TRAINING}", r"project\.\w+|build-system\.\w+|tool\.\w+"),
@@ -142,14 +153,12 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         return AI_TOOLKIT, _named(flat(document))
     names = _names(document)
     if _is_torchtitan(document):
-        sections = ((name, it) for name, it in document.items() if isinstance(it, dict))
-        given = (f"--{name}.{key}={value}" for name, it in sections for key, value in it.items())
-        raise _of_torchtitan(path, list(given))
+        return _of_torchtitan(without_levels(document))
     if names & _OF_GUI:
         return KOHYA, _of_gui(document, path)
     if "datasets" in names:
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
-        raise _refused(path, text)
+        raise refused(path, text)
     of_kohya = sorted(_own(KOHYA, SIMPLETUNER, _SHARED_KOHYA) & {n.split(".")[-1] for n in names})
     of_simpletuner = sorted(_own(SIMPLETUNER, KOHYA, _SHARED_SIMPLETUNER) & names)
     if of_kohya and of_simpletuner:
@@ -157,7 +166,7 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
             f"has options of kohya's sd-scripts, such as {of_kohya[0]}, and of SimpleTuner, such as "
             f"{of_simpletuner[0]}: leave those of one trainer"
         )
-        raise _refused(path, text)
+        raise refused(path, text)
     if of_simpletuner:
         return SIMPLETUNER, with_named_files(_named(document), path)
     if of_kohya and path.suffix.lower() not in (".yaml", ".yml"):
@@ -166,7 +175,7 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         f"must be {_TRAINERS}: it has no option of theirs alone, such as network_module, config.process or "
         "model_family"
     )
-    raise _refused(path, text)
+    raise refused(path, text)
 
 
 def _own(trainer: Trainer, other: Trainer, shared: str) -> set[str]:
@@ -183,11 +192,8 @@ def _is_torchtitan(document: Mapping[str, Any]) -> bool:
     return not any(below & KOHYA.options.keys() - {"seed"} for below in sections.values())
 
 
-def _of_torchtitan(path: Path, arguments: Sequence[str]) -> ConfigError:
-    """Return the error for a file of torchtitan's, with the replacement of each of its ``arguments``."""
-    text = "is torchtitan's; docs/coming-from.md has what replaces its options"
-    errors = [_refused(path, text), *refused_options(arguments)]
-    return JoinedConfigError(errors, len(errors))
+def _of_torchtitan(options: dict[str, object]) -> tuple[Trainer, dict[str, object]]:
+    return MLPERF if is_of_mlperf(options) else TORCHTITAN, options
 
 
 _OF_GUI = {"LoRA_type", "flux1_checkbox", "max_resolution", "lr_warmup", "model_list"}
@@ -217,7 +223,7 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
     """Return the options of sd-scripts that the GUI makes of what it saves; it drops those that are 0."""
     if not document.get("flux1_checkbox"):
         text = "is of a GUI for kohya's sd-scripts, for another model than FLUX.1"
-        raise _refused(path, f"{text}: flux1_checkbox is not set")
+        raise refused(path, f"{text}: flux1_checkbox is not set")
     given = {name: value for name, value in document.items() if value}
 
     def number(name: str) -> float:
@@ -264,12 +270,8 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
     return options
 
 
-def _refused(path: Path, text: str) -> ConfigError:
-    return ConfigError(str(path), UNSET, text)
-
-
 _KOHYAS = r"flux_train(_network)?\.py"
-_TORCHTITAN = r"torchtitan|--job\.config_file|run_train\.sh"
+_TORCHTITAN = r"torchtitan|--job\.config_file|run_(train|preprocessing)\.sh"
 _ASSIGNED = rf"\s*(export\s+|set\s+|\$)?[\w.:]+\s*=\s*[\"']?[^\s\"']*{_KOHYAS}[\"']?\s*($|#)"
 _COMMANDS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".txt")
 _SCRIPTS = (
@@ -280,12 +282,12 @@ _SCRIPTS = (
     (r"\w{,60}kontext\w{,60}\.py", "Kontext, which edits pictures"),
     (r"\w{1,60}_train_network\.py|\w{1,60}_train\.py", "musubi-tuner, for other models"),
     (r"--(model_id_with_origin_paths|pretrained_dit_path|lora_base_model)",
-     f"DiffSynth-Studio, {_NO_IMPORT}"),
+     f"DiffSynth-Studio, {NO_IMPORT}"),
     (r"launcher\.py", "FluxBenchmark; docs/benchmark.md has a file that sweeps the same settings"),
     (r"train_control(net)?(_lora)?_flux\w{,60}\.py|train_flux\w{,60}controlnet\w{,60}\.py", "a ControlNet"),
     (r"train_\w{,60}ip_?a\w{,60}\.py", "an IP-Adapter"),
-    (r"train_(dreambooth|text_to_image|lcm|dpo)\w{,60}\.py", f"diffusers' examples, {_NO_IMPORT}"),
-    (r"train_flux\w{,60}\.py", f"x-flux, {_NO_IMPORT}"),
+    (r"train_(dreambooth|text_to_image|lcm|dpo)\w{,60}\.py", f"diffusers' examples, {NO_IMPORT}"),
+    (r"train_flux\w{,60}\.py", f"x-flux, {NO_IMPORT}"),
     (r"run\.py", "ai-toolkit; import the YAML that the command names"),
     (r"train\.py|simpletuner", "a trainer that reads a file; import that file"),
 )  # fmt: skip
@@ -295,100 +297,42 @@ _OF_DIFFUSERS = {
     *("checkpointing_steps", "dataloader_num_workers", "lora_layers", "dataset_name"),
 }
 """Options of diffusers' examples, whose copies may have the name of kohya's script."""
-_TO_TOML = (
-    "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
-)
-_VARIABLE = r"\$[\w{(]|%\w+%|<[\w ]+>|^@\w+$"
-_LISTS = ("network_args", "optimizer_args", "base_weights", "base_weights_multiplier")
 
 
-def _command(text: str, path: Path) -> dict[str, object]:
+def _command(lines: Sequence[str], path: Path) -> dict[str, object]:
     """Return the options of a command of kohya's sd-scripts for FLUX.1.
 
     Raises ConfigError for other commands, and for variables, whose values a shell knows.
     """
-    lines = [it for it in _joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
     scripts = [it for it in lines if re.search(rf"(^|[\s/\\\"']){_KOHYAS}", it)]
     commands = [it for it in scripts if not re.match(_ASSIGNED, it)]
     if scripts and not commands:
-        raise _refused(path, f"has the script's name in a variable: {_TO_TOML}")
+        raise refused(path, f"has the script's name in a variable: {TO_TOML}")
     if not commands:
-        if any(re.search(_TORCHTITAN, it) for it in lines):
-            raise _of_torchtitan(path, " ".join(lines).split())
         for pattern, owner in _SCRIPTS:
             if any(re.search(rf"(^|[\s/\\\"'])({pattern})($|[\s\"'=])", it) for it in lines):
-                raise _refused(path, f"is a command of {owner}")
+                raise refused(path, f"is a command of {owner}")
         ran = re.search(
             r"(?m)\b(?:python3?|launch|torchrun)\b[^\n]*?([\w.-]+\.py)\b", "\n".join(lines)
         )
         text = f"runs {ran[1]}, which is not known here" if ran else "has no command that trains"
-        raise _refused(path, f"{text}; must be {_TRAINERS}, or kohya's command")
+        raise refused(path, f"{text}; must be {_TRAINERS}, or kohya's command")
     if len(commands) > 1:
-        raise _refused(path, f"has {len(commands)} commands; leave one")
-    launch, *_, arguments = re.split(rf"(?:{_KOHYAS})", commands[0])
-    options = _arguments(arguments, path)
+        raise refused(path, f"has {len(commands)} commands; leave one")
+    launch, *_, rest = re.split(rf"(?:{_KOHYAS})", commands[0])
+    options = arguments(rest, path)
     if launched := re.search(r"--num_processes[\s=]+(\d+)", launch):
         options["num_processes"] = launched[1]
     if others := sorted(options.keys() & _OF_DIFFUSERS):
         text = (
             f"is a command of another program of that name, with --{others[0]}; must be {_TRAINERS}"
         )
-        raise _refused(path, f"{text}, or kohya's command")
+        raise refused(path, f"{text}, or kohya's command")
     if "config_file" in options and "output_config" not in options:
         raise ConfigError(
             f"{path}: config_file", options["config_file"], "has the options; import it"
         )
     return options
-
-
-def _joined(text: str) -> Iterator[str]:
-    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation.
-
-    A line of options alone goes on too: guides lose the sign.
-    """
-    parts, goes_on = list[str](), False
-    for line in text.splitlines():
-        if not goes_on and not re.match(r"\s*--\w", line):
-            yield " ".join(parts)
-            parts.clear()
-        parts.append(line.rstrip().rstrip("\\^`"))
-        goes_on = parts[-1] != line.rstrip()
-    yield " ".join(parts)
-
-
-def _arguments(text: str, path: Path) -> dict[str, object]:
-    """Return the options in ``text``, the rest of a command; those without a value are flags."""
-    text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"' "))  # the file descriptor of 2>&1
-    text = re.sub(r"(?<=\s)[\\^`](?=--\w)", "", text)  # fluxgym escapes an option's dash
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in _words(text, path, escape=""):
-        if word and not word.strip(";&|<>"):
-            break
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name] = [value] if equals else []
-        elif name or re.search(_VARIABLE, word):
-            found.setdefault(name, []).append(word)
-    for name, values in found.items():
-        if any(re.search(_VARIABLE, value) for value in values):
-            text = f"must not have variables; {_TO_TOML}"
-            raise ConfigError(f"{path}: {name or 'command'}", " ".join(values), text)
-    options: dict[str, object] = {}
-    for name, values in found.items():
-        is_list = name in _LISTS or len(values) > 1
-        options[name] = values if is_list else values[0] if values else True
-    return options
-
-
-def _words(text: str, path: Path, escape: str = "\\") -> list[str]:
-    """Return the words of a shell's ``text``, without quotes and comments."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
-    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "#", escape
-    try:
-        return list(lexer)
-    except ValueError as error:
-        raise _refused(path, f"invalid command: {error}") from None
 
 
 _VARIABLES = {
@@ -424,7 +368,7 @@ def _variables(text: str, path: Path) -> dict[str, object]:
     Variables that the file sets are replaced in later ones; `import_file` refuses options with others.
     """
     variables: dict[str, str] = {}
-    for word in _words(re.sub(r"\\\r?\n", "", text), path):
+    for word in words(re.sub(r"\\\r?\n", "", text), path):
         if found := re.fullmatch(r"(\w+)(\+?)=(.*)", word, re.DOTALL):
             name, plus, value = found.groups()
             known = {name: "", **variables}
@@ -432,15 +376,15 @@ def _variables(text: str, path: Path) -> dict[str, object]:
             parts[1::2] = [known.get(part.strip("${}"), part) for part in parts[1::2]]
             variables[name] = "".join([f"{known[name]} " if plus else "", *parts]).strip()
             if len(variables[name]) > _LONGEST_VARIABLE:
-                raise _refused(path, f"{name} has more than {_LONGEST_VARIABLE} characters")
+                raise refused(path, f"{name} has more than {_LONGEST_VARIABLE} characters")
     if any(name.startswith("PARAMS_") for name in variables):
         step = "set its variables, then fluxtrain import-config --from-env"
-        raise _refused(path, f"is of a container for kohya's sd-scripts: {step}")
+        raise refused(path, f"is of a container for kohya's sd-scripts: {step}")
     if not variables.keys() & _OWN_VARIABLES:
-        raise _refused(
+        raise refused(
             path, f"must be SimpleTuner's: it has none of {', '.join(sorted(_OWN_VARIABLES))}"
         )
-    options = _arguments(variables.pop("TRAINER_EXTRA_ARGS", ""), path)
+    options = arguments(variables.pop("TRAINER_EXTRA_ARGS", ""), path)
     for name, value in variables.items():
         if name in _FAMILIES:
             options |= {"model_family": name.lower()} if value.lower() == "true" else {}
@@ -505,7 +449,7 @@ def _require_flux(reading: Reading, path: Path) -> None:
     is_stated = value_at(reading.overrides, "initial_weights") is not None
     if not (is_stated or "flux" in names.lower() or any(reading.given.get(it) for it in _OF_FLUX)):
         text = f"does not say that it is for FLUX.1, by {model}, ae, t5xxl or network_module: "
-        raise _refused(path, f"{text}--initial_weights=... says what is trained")
+        raise refused(path, f"{text}--initial_weights=... says what is trained")
 
 
 def _refuse_variables(lines: Sequence[Line]) -> None:

@@ -33,7 +33,7 @@ def test_there_are_many_of_each_kind() -> None:
 
 @pytest.mark.parametrize("row", RIGHT, ids=source_of)
 def test_what_is_trained_is_what_was_published(row: Mapping[str, Any], tmp_path: Path) -> None:
-    found = import_file(render(row, tmp_path), {})
+    found = import_file(render(row, tmp_path), {}, row.get("processes", 1))
     values = found.config.model_dump() | {"preset": found.run["preset"]}
     assert {path: value_at(values, path) for path in row["becomes"]} == row["becomes"]
     lost = {
@@ -53,5 +53,5 @@ def test_what_is_no_training_of_flux_is_refused_by_its_kind(
     row: Mapping[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        import_file(render(row, tmp_path), {})
+        import_file(render(row, tmp_path), {}, row.get("processes", 1))
     assert row["because"] in str(error.value)

@@ -1,0 +1,1 @@
+"""Tables of trainers whose options are few."""

@@ -1,0 +1,133 @@
+"""Read the words of commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.imports.table import read_document
+
+NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
+TO_TOML = (
+    "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
+)
+_VARIABLE = r"\$[\w{(]|%\w+%|<[\w ]+>|^@\w+$"
+_LISTS = ("network_args", "optimizer_args", "base_weights", "base_weights_multiplier")
+
+
+def refused(path: Path, text: str) -> ConfigError:
+    """Return the error that the file at ``path`` is refused with ``text``."""
+    return ConfigError(str(path), UNSET, text)
+
+
+def joined(text: str) -> Iterator[str]:
+    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation.
+
+    A line of options alone goes on too: guides lose the sign.
+    """
+    parts, goes_on = list[str](), False
+    for line in text.splitlines():
+        if not goes_on and not re.match(r"\s*--\w", line):
+            yield " ".join(parts)
+            parts.clear()
+        parts.append(line.rstrip().rstrip("\\^`"))
+        goes_on = parts[-1] != line.rstrip()
+    yield " ".join(parts)
+
+
+def arguments(text: str, path: Path, step: str = TO_TOML) -> dict[str, object]:
+    """Return the options in ``text``, the rest of a command; those without a value are flags."""
+    text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"' "))  # the file descriptor of 2>&1
+    text = re.sub(r"(?<=\s)[\\^`](?=--\w)", "", text)  # fluxgym escapes an option's dash
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words(text, path, escape=""):
+        if word and not word.strip(";&|<>"):
+            break
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name] = [value] if equals else []
+        elif name or re.search(_VARIABLE, word):
+            found.setdefault(name, []).append(word)
+    for name, values in found.items():
+        if any(re.search(_VARIABLE, value) for value in values):
+            text = f"must not have variables; {step}"
+            raise ConfigError(f"{path}: {name or 'command'}", " ".join(values), text)
+    options: dict[str, object] = {}
+    for name, values in found.items():
+        is_list = name in _LISTS or len(values) > 1
+        options[name] = values if is_list else values[0] if values else True
+    return options
+
+
+def words(text: str, path: Path, escape: str = "\\") -> list[str]:
+    """Return the words of a shell's ``text``, without quotes and comments."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split, lexer.commenters, lexer.escape = True, "#", escape
+    try:
+        return list(lexer)
+    except ValueError as error:
+        raise refused(path, f"invalid command: {error}") from None
+
+
+def without_levels(document: Mapping[str, Any]) -> dict[str, object]:
+    """Return the options in the sections of ``document``, with dots in their names."""
+    return {
+        f"{section}.{name}": value
+        for section, below in document.items()
+        if isinstance(below, dict)
+        for name, value in below.items()
+    }
+
+
+_TITAN_COMMAND = (
+    r"run_(?:train|preprocessing)\.sh|-m\s+torchtitan[\w.]*\.train|"
+    r"torchtitan[\w./]*train(?:\.py)?(?=\s)"
+)
+_MLPERF_FILES = {
+    "flux_schnell_mlperf.toml": "cc12m_disk",
+    "flux_schnell_mlperf_preprocessed.toml": "cc12m_preprocessed",
+}
+"""Files of MLPerf's reference, whose values the presets have, and their data sets."""
+
+
+def titan_command(lines: Sequence[str], path: Path) -> dict[str, object]:
+    """Return the options of a command of torchtitan's, and of the file that it names, over which they win."""
+    text = "\n".join(lines)
+    known = dict(re.findall(r"(?m)\b([A-Z]\w*)=[\"']?([^\s\"'$]+)[\"']?(?=\s|$)", text))
+    commands = [it for it in lines if re.search(_TITAN_COMMAND, it)]
+    if len(commands) != 1:
+        raise refused(path, f"has {len(commands)} commands of torchtitan's; leave one")
+    command = (
+        re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), commands[0])
+        .replace('"$@"', "")
+        .replace("$@", "")
+    )
+    launch, _, rest = command.partition(re.findall(_TITAN_COMMAND, command)[0])
+    if re.search(r"--module\b", rest):
+        raise refused(path, f"is of torchtitan's configurations in Python, {NO_IMPORT}")
+    given = dict[str, object]()
+    for name, value in arguments(rest, path, "write what they stand for").items():
+        plain = name.replace("-", "_")
+        is_negated = value is True and ".no_" in plain
+        given[plain.replace(".no_", ".", 1)] = False if is_negated else value
+    if any(name.startswith("preprocessing.") for name in given):
+        step = "examples/mlperf-from-raw/3-preprocess.yaml encodes beforehand"
+        raise refused(path, f"is torchtitan's preprocessing: {step}")
+    if ranks := re.search(r"--nproc[-_]per[-_]node[\s=]+(\d+)", launch):
+        known["NGPU"] = ranks[1]
+    given |= {"num_processes": known["NGPU"]} if known.get("NGPU", "").isdecimal() else {}
+    named = str(given.pop("job.config_file", known.get("CONFIG_FILE", known.get("CONFIG", ""))))
+    places = (path.parent / named, path.parent / Path(named).name)
+    file = next((it for it in places if named and it.is_file()), None)
+    if file is not None:
+        document = read_document(file)
+        return {**without_levels(document if isinstance(document, dict) else {}), **given}
+    if Path(named).name in _MLPERF_FILES:
+        return {"training.dataset": _MLPERF_FILES[Path(named).name], **given}
+    text = f"names {named}, which is not beside it" if named else "names no file (CONFIG_FILE)"
+    raise refused(path, f"is a command of torchtitan's that {text}: put its TOML there")
