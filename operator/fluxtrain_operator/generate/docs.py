@@ -13,6 +13,7 @@ from fluxtrain.contract.run.overrides import OPTIONS, READ_VARIABLES, VARIABLES,
 from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
+from fluxtrain.imports.more.diffusers import DIFFUSERS
 from fluxtrain.imports.more.torchtitan import TORCHTITAN
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import Disposition, Option
@@ -165,6 +166,7 @@ def coming_from_page() -> str:
         torchtitan=_grouped(TORCHTITAN.options),
         kohya=_grouped(KOHYA.options),
         ai_toolkit=_grouped(AI_TOOLKIT.options),
+        diffusers=_grouped(DIFFUSERS.options),
         simpletuner=_grouped(SIMPLETUNER.options),
     )
 

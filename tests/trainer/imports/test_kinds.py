@@ -91,7 +91,10 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("a.toml", LORA + "lora_format = 'comfyui'",
      "has options of kohya's sd-scripts, such as network_module, and of"),
     # commands and variables
-    ("t.sh", "accelerate launch train_dreambooth_lora_flux.py --rank 4", "a command of diffusers' examples"),
+    ("t.sh", "accelerate launch train_dreambooth_lora_flux_advanced.py", "a command of diffusers' examples"),
+    ("t.sh", "accelerate launch train_dreambooth_lora_flux2.py --rank 4", "a command of diffusers' examples"),
+    ("t.sh", "accelerate launch train_dreambooth_flux.py --with_prior_preservation",
+     "asks for DreamBooth's regularisation pictures"),
     ("t.sh", "python train_controlnet_flux.py", "a command of a ControlNet"),
     ("t.sh", "accelerate launch train_dreambooth_lora_flux_kontext.py", "a command of Kontext"),
     ("t.sh", "python src/musubi_tuner/flux_kontext_train_network.py --dit d", "a command of Kontext"),

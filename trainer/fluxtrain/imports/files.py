@@ -18,15 +18,18 @@ from fluxtrain.imports.ai_toolkit_values import flat
 from fluxtrain.imports.common import with_data_sets
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.more.commands import (
+    DIFFUSERS_SCRIPT,
     NO_IMPORT,
     TO_TOML,
     arguments,
+    diffusers_command,
     joined,
     refused,
     titan_command,
     without_levels,
     words,
 )
+from fluxtrain.imports.more.diffusers import DIFFUSERS
 from fluxtrain.imports.more.torchtitan import MLPERF, TORCHTITAN, is_of_mlperf
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.simpletuner_pictures import with_named_files
@@ -55,6 +58,8 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
         lines = [it for it in joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
         if any(re.search(_TORCHTITAN, it) for it in lines):
             return _of_torchtitan(titan_command(lines, path))
+        if any(re.search(rf"(^|[\s/\\\"']){DIFFUSERS_SCRIPT}", it) for it in lines):
+            return DIFFUSERS, diffusers_command(lines, path)
         return KOHYA, _command(lines, path)
     document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)

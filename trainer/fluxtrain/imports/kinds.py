@@ -214,3 +214,9 @@ SIMPLETUNER_KINDS = (
     Kind(_PRIOR, r"backend\.is_regulari[sz]ation_data", unless="data.images"),
     *_ALL,
 )
+
+DIFFUSERS_KINDS = (
+    *_models("pretrained_model_name_or_path"),
+    Kind(_PRIOR, "with_prior_preservation", unless="data.images"),
+    *_ALL,
+)

@@ -95,18 +95,35 @@ _MLPERF_FILES = {
 """Files of MLPerf's reference, whose values the presets have, and their data sets."""
 
 
+def _command(lines: Sequence[str], path: Path, pattern: str) -> tuple[dict[str, str], str]:
+    """Return the variables that ``lines`` set, and the one that has the ``pattern``, with their values."""
+    text = "\n".join(lines)
+    values = r"\"[^\"$]*\"|'[^']*'|[^\s\"'$;]+"
+    found = re.findall(rf"(?m)(?:^|\s)([A-Z]\w*)=({values})(?=[\s;]|$)", text)
+    known = {name: value.strip("\"'") for name, value in found}
+    commands = [it for it in lines if re.search(pattern, it)]
+    if len(commands) != 1:
+        raise refused(path, f"has {len(commands)} commands that train; leave one")
+    replaced = re.sub(r"\$\{?(\w+)\}?", lambda it: known.get(it[1], it[0]), commands[0])
+    return known, replaced.replace('"$@"', "").replace("$@", "")
+
+
+DIFFUSERS_SCRIPT = r"train_dreambooth(?:_lora)?_flux\.py"
+
+
+def diffusers_command(lines: Sequence[str], path: Path) -> dict[str, object]:
+    """Return the options of a command of one of diffusers' scripts, and the script's name."""
+    _, command = _command(lines, path, DIFFUSERS_SCRIPT)
+    script = re.findall(DIFFUSERS_SCRIPT, command)[0]
+    launch, _, rest = command.partition(script)
+    processes = re.search(r"--num_processes[\s=]+(\d+)", launch)
+    given = {"num_processes": processes[1]} if processes else {}
+    return {"script": script, **arguments(rest, path, "write what they stand for"), **given}
+
+
 def titan_command(lines: Sequence[str], path: Path) -> dict[str, object]:
     """Return the options of a command of torchtitan's, and of the file that it names, over which they win."""
-    text = "\n".join(lines)
-    known = dict(re.findall(r"(?m)\b([A-Z]\w*)=[\"']?([^\s\"'$]+)[\"']?(?=\s|$)", text))
-    commands = [it for it in lines if re.search(_TITAN_COMMAND, it)]
-    if len(commands) != 1:
-        raise refused(path, f"has {len(commands)} commands of torchtitan's; leave one")
-    command = (
-        re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], found[0]), commands[0])
-        .replace('"$@"', "")
-        .replace("$@", "")
-    )
+    known, command = _command(lines, path, _TITAN_COMMAND)
     launch, _, rest = command.partition(re.findall(_TITAN_COMMAND, command)[0])
     if re.search(r"--module\b", rest):
         raise refused(path, f"is of torchtitan's configurations in Python, {NO_IMPORT}")
