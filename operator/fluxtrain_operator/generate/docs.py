@@ -14,6 +14,7 @@ from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.more.diffusers import DIFFUSERS
+from fluxtrain.imports.more.onetrainer import ONETRAINER
 from fluxtrain.imports.more.torchtitan import TORCHTITAN
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import Disposition, Option
@@ -167,6 +168,7 @@ def coming_from_page() -> str:
         kohya=_grouped(KOHYA.options),
         ai_toolkit=_grouped(AI_TOOLKIT.options),
         diffusers=_grouped(DIFFUSERS.options),
+        onetrainer=_grouped(ONETRAINER.options),
         simpletuner=_grouped(SIMPLETUNER.options),
     )
 

@@ -23,8 +23,12 @@ SETS = '[{"id": "a", "type": "local", "instance_data_dir": "p"'
 
 # (name of the file, its text, part of what is said)
 FOREIGN: list[tuple[str, str, str]] = [
-    ("a.json", '{"training_method": "LORA", "model_type": "FLUX_DEV_1", "learning_rate": 1e-4}',
-     "OneTrainer's"),
+    ("a.json", '{"training_method": "LORA", "model_type": "FLUX_FILL_DEV_1", "learning_rate": 1e-4}',
+     "asks for Fill"),
+    ("a.json", '{"training_method": "LORA", "model_type": "QWEN"}', "asks for another model than FLUX.1"),
+    ("a.json", '{"training_method": "EMBEDDING", "model_type": "FLUX_DEV_1"}', "asks for textual inversion"),
+    ("a.json", '{"training_method": "LORA", "model_type": "FLUX_DEV_1", "peft_type": "OFT_2"}',
+     "asks for adapters of another kind"),
     ("a.json", '[{"path": "p", "include_subdirectories": true, "text": {"prompt_source": "x"}}]',
      "OneTrainer's list"),
     ("a.json", '{"LoRA_type": "Flux1", "network_dim": 8}', "a GUI for kohya's"),

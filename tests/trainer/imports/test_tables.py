@@ -10,6 +10,7 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.imports.ai_toolkit import AI_TOOLKIT
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.more.diffusers import DIFFUSERS
+from fluxtrain.imports.more.onetrainer import ONETRAINER
 from fluxtrain.imports.more.torchtitan import MLPERF, TORCHTITAN
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import Disposition, NoCounterpartError, Reading, Trainer
@@ -41,7 +42,7 @@ VALUES: list[object] = [
 
 @pytest.mark.parametrize(
     "trainer",
-    [KOHYA, GUIDE, AI_TOOLKIT, SIMPLETUNER, DIFFUSERS, TORCHTITAN, MLPERF],
+    [KOHYA, GUIDE, AI_TOOLKIT, SIMPLETUNER, DIFFUSERS, ONETRAINER, TORCHTITAN, MLPERF],
     ids=lambda it: it.name,
 )
 def test_every_value_of_every_option_gives_fields_or_a_reason(trainer: Trainer) -> None:
@@ -62,7 +63,9 @@ def test_every_value_of_every_option_gives_fields_or_a_reason(trainer: Trainer) 
 
 
 @pytest.mark.parametrize(
-    "trainer", [KOHYA, AI_TOOLKIT, SIMPLETUNER, DIFFUSERS, TORCHTITAN], ids=lambda it: it.name
+    "trainer",
+    [KOHYA, AI_TOOLKIT, SIMPLETUNER, DIFFUSERS, ONETRAINER, TORCHTITAN],
+    ids=lambda it: it.name,
 )
 def test_every_row_that_is_not_written_has_its_reason(trainer: Trainer) -> None:
     for name, row in trainer.options.items():

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
         description="Write a FluxTraining for the options of another trainer.",
     )
     parser.set_defaults(takes_overrides=True)
-    text = "options of kohya, ai-toolkit, SimpleTuner, diffusers, torchtitan: TOML, YAML, JSON, command"
+    text = "options of another trainer: TOML, YAML, JSON, .env or a command; docs/coming-from.md"
     parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)
     text = "instead of FILE: PARAMS_* and the other variables of kohya's container for MI300X"
     parser.add_argument("--from-env", action="store_true", help=text)

@@ -30,6 +30,7 @@ from fluxtrain.imports.more.commands import (
     words,
 )
 from fluxtrain.imports.more.diffusers import DIFFUSERS
+from fluxtrain.imports.more.onetrainer import ONETRAINER
 from fluxtrain.imports.more.torchtitan import MLPERF, TORCHTITAN, is_of_mlperf
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.simpletuner_pictures import with_named_files
@@ -88,8 +89,6 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is a {KIND} already, or another object of Kubernetes: fluxtrain run trains a {KIND}", "apiVersion"),
     ("is spec.run of a FluxTraining: put it there (docs/config.md)",
      "preset", "schedule|adapter|optim|data|initial_weights"),
-    (f"is OneTrainer's, {NO_IMPORT}",
-     "training_method|output_model_destination", "model_type|base_model_name|learning_rate"),
     (f"is OneTrainer's list of concepts, {NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
     ("is of a GUI for kohya's sd-scripts; import the JSON that it saves, or the TOML that it trains with",
      r"accelerate_launch\..+|folders\.\w+_dir"),
@@ -159,6 +158,8 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
     names = _names(document)
     if _is_torchtitan(document):
         return _of_torchtitan(without_levels(document))
+    if names & {"training_method", "output_model_destination"}:
+        return ONETRAINER, _named(document)
     if names & _OF_GUI:
         return KOHYA, _of_gui(document, path)
     if "datasets" in names:

@@ -220,3 +220,12 @@ DIFFUSERS_KINDS = (
     Kind(_PRIOR, "with_prior_preservation", unless="data.images"),
     *_ALL,
 )
+
+ONETRAINER_KINDS = (
+    Kind("Fill, which inpaints", "model_type", says("^flux_fill")),
+    Kind(_OTHER_MODEL, "model_type", says("^(?!flux_dev_1$)")),
+    *_models("base_model_name"),
+    Kind(_INVERSION, "training_method", says("^embedding$")),
+    Kind("an autoencoder", "training_method", says("^fine_tune_vae$")),
+    Kind(_OTHER_ADAPTER, "peft_type", says("^oft"), "adapter.kind"),
+)
