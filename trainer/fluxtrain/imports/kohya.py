@@ -173,10 +173,11 @@ _FLOW: Mapping[str, Option] = {
     **each(
         "noise_offset_random_strength adaptive_noise_scale multires_noise_iterations "
         "multires_noise_discount min_snr_gamma scale_v_pred_loss_like_noise_pred v_pred_like_loss "
-        "debiased_estimation_loss zero_terminal_snr ip_noise_gamma_random_strength huber_c "
-        "huber_schedule huber_scale min_timestep max_timestep",
+        "debiased_estimation_loss zero_terminal_snr ip_noise_gamma_random_strength "
+        "min_timestep max_timestep",
         ignored(_NO_EFFECT),
     ),
+    **each("huber_c huber_schedule huber_scale", fields([], values.huber, note="of loss_type")),
     "ip_noise_gamma": missing("the model's input is not perturbed", 0),
     "prior_loss_weight": fields(
         ["data.prior_loss_weight"], common.prior_weight, note="of is_reg in dataset_config"

@@ -360,6 +360,14 @@ def scheme(reading: Reading, name: str) -> Values:
     return {}
 
 
+def huber(reading: Reading, name: str) -> Values:
+    """Return nothing: two losses use it, which have no counterpart."""
+    word = reading.word("loss_type") if reading.has("loss_type") else "l2"
+    if word in ("huber", "smooth_l1"):
+        raise NoCounterpartError(f"is of loss_type={word}; the loss is the squared error")
+    raise IgnoredError("only loss_type=huber and smooth_l1 use it")
+
+
 def prediction(reading: Reading, name: str) -> Values:
     """Return nothing for raw, the velocity that is learned here."""
     word = reading.word(name)

@@ -115,3 +115,20 @@ def test_zero_asks_for_none_and_other_values_are_refused(tmp_path: Path, option:
     for value in ("-1", "1.5", "true", '"often"', "[2]"):
         with pytest.raises(ConfigError, match=rf"{option}: got .*must be a (whole )?number"):
             imported(tmp_path, f"{FILE}{SPLIT}{option} = {value}\n")
+
+
+@pytest.mark.parametrize(
+    ("loss", "disposition"),
+    [
+        ("huber", Disposition.MISSING),
+        ("smooth_l1", Disposition.MISSING),
+        ("l1", Disposition.IGNORED),
+    ],
+)
+def test_a_threshold_is_lost_with_the_loss_that_uses_it(
+    loss: str, disposition: Disposition, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(f'{FILE}loss_type = "{loss}"\nhuber_c = 0.1\n')
+    lines = import_file(path, {}).lines[disposition]
+    assert "huber_c" in [line.option for line in lines]

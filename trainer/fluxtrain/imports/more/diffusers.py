@@ -189,10 +189,6 @@ def _interval(reading: Reading, name: str) -> Values:
     return {"checkpoint.every_steps": every, **files}
 
 
-def _square(reading: Reading, name: str) -> Values:
-    return common.square(reading, name, reading.value(name))
-
-
 def _float32(reading: Reading, name: str) -> Values:
     return {"adapter_file.dtype": "float32"} if reading.flag(name) else {}
 
@@ -211,7 +207,7 @@ _OPTIONS: Mapping[str, Option] = {
     "instance_prompt": fields(["data.class_tokens"], _captions),
     "repeats": _images("data.repeats", Reading.positive),
     "max_sequence_length": field_option("data.text_length", Reading.positive),
-    "resolution": fields(["data.image_size"], _square, 512),
+    "resolution": fields(["data.image_size"], lambda it, name: common.square(it, name, it.value(name)), 512),
     "center_crop": fields(["data.variants.crops"], _crop, False, common.NOTE),
     "random_flip": fields(["data.variants.flip"], _flip, note=common.NOTE),
     "rank": _of_lora(field_option("adapter.rank", Reading.positive, 4)),

@@ -20,6 +20,7 @@ from fluxtrain.imports.table import (
     ignored,
     missing,
     set_outside,
+    to,
 )
 
 _OF_MLPERF = {
@@ -214,20 +215,8 @@ def _flavor(reading: Reading, name: str) -> Values:
     return _BLOCKS if word == "flux-debug" else {}
 
 
-def _square(reading: Reading, name: str) -> Values:
-    return common.square(reading, name, reading.value(name))
-
-
 def _adamw(reading: Reading, name: str) -> Values:
     return {"optim.name": reading.among(name, {"adamw": "adamw"}, "its decay is not decoupled")}
-
-
-def _recomputed(reading: Reading, name: str) -> Values:
-    return {"parallel.activation_checkpointing": float(reading.word(name) != "none")}
-
-
-def _asynchronous(reading: Reading, name: str) -> Values:
-    return {"checkpoint.asynchronous": reading.word(name) != "disabled"}
 
 
 def _wandb(reading: Reading, name: str) -> Values:
@@ -298,7 +287,8 @@ _OPTIONS: Mapping[str, Option] = {
         ["schedule.global_batch_size", "parallel.micro_batch_size"], _batch,
         note="local_batch_size is of a GPU: --gpus of them, unless all degrees are given; 8 there")),
     **each(" ".join(_DROPOUTS), fields(["flow.prompt_dropout"], _dropout)),
-    "training.img_size": fields(["data.image_size"], _square, 256),
+    "training.img_size": fields(
+        ["data.image_size"], lambda it, name: common.square(it, name, it.value(name)), 256),
     **each("training.dataset training.dataset_path", fields(
         ["data.train", "data.source"], _data_set("data.train"), note="fluxtrain prepare cc12m")),
     "training.mixed_precision_param": fields(["precision.compute"], common.compute_dtype, "bfloat16"),
@@ -310,7 +300,9 @@ _OPTIONS: Mapping[str, Option] = {
     **each("lr_scheduler.min_lr_factor lr_scheduler.lr_min",
            fields(["schedule.min_learning_rate"], _lowest, note="times optimizer.lr")),
     "activation_checkpoint.mode": fields(
-        ["parallel.activation_checkpointing"], _recomputed, "selective", "all blocks, but with none"),
+        ["parallel.activation_checkpointing"],
+        to("parallel.activation_checkpointing", lambda it, name: float(it.word(name) != "none")),
+        "selective", "all blocks, but with none"),
     "encoder.t5_encoder": fields(["encoders.t5"], _encoder("encoders.t5")),
     "encoder.clip_encoder": fields(["encoders.clip"], _encoder("encoders.clip")),
     "encoder.autoencoder_path": fields(["encoders.autoencoder"], _encoder("encoders.autoencoder")),
@@ -328,7 +320,8 @@ _OPTIONS: Mapping[str, Option] = {
         [], _validation("a sample is evaluated at one of eight timesteps", False), note="false is as here"),
     "checkpoint.interval": fields(["checkpoint.every_steps"], _interval, 500),
     "checkpoint.keep_latest_k": fields(["checkpoint.keep"], _kept, 10, "0: 10000"),
-    "checkpoint.async_mode": fields(["checkpoint.asynchronous"], _asynchronous, "disabled"),
+    "checkpoint.async_mode": field_option(
+        "checkpoint.asynchronous", lambda it, name: it.word(name) != "disabled", "disabled"),
     "checkpoint.initial_load_path": fields(["initial_weights"], _initial, note="with initial_load_in_hf"),
     **each("eval.enable_classifier_free_guidance eval.enable_classifer_free_guidance "
            "validation.enable_classifier_free_guidance validation.enable validation.enabled "
