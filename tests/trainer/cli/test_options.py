@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tests.paths import ROOT
 
 from fluxtrain.cli import main
+from fluxtrain.cli.arguments import job_name
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
@@ -121,3 +123,11 @@ def test_a_closed_run_without_its_data_ends_before_the_model_is_made(tmp_path: P
             check_before_starting(config, paths, [1])
         folder.mkdir(parents=True)
     check_before_starting(config, paths, [1])
+
+
+def test_names_without_letters_are_not_the_same_name() -> None:
+    assert job_name("Cats 2") == "cats-2"
+    assert job_name("2024") == "run-2024"
+    assert job_name("Bilder für Öl") == "bilder-fur-ol"
+    assert len({job_name(stem) for stem in ("猫", "犬", "猫1", "犬1")}) == 4
+    assert re.fullmatch(r"run-[0-9a-f]{8}", job_name("猫"))

@@ -15,6 +15,7 @@ import shlex
 import sys
 import textwrap
 import unicodedata
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -232,10 +233,12 @@ def path(text: str) -> Path:
 
 
 def job_name(stem: str) -> str:
-    """Return ``stem`` as the name of a job: small letters, digits and '-'."""
+    """Return ``stem`` as the name of a job: small letters, digits and '-'; a checksum for other letters alone."""
     plain = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", stem))  # ü as u
     name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:60].rstrip("-")
-    return name if name[:1].isalpha() else f"run-{name}".rstrip("-")
+    if name[:1].isalpha():
+        return name
+    return f"run-{name}" if name and plain.isascii() else f"run-{zlib.crc32(stem.encode()):08x}"
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
