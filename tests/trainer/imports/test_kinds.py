@@ -26,6 +26,7 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("a.json", '{"training_method": "LORA", "model_type": "FLUX_FILL_DEV_1", "learning_rate": 1e-4}',
      "asks for Fill"),
     ("a.json", '{"training_method": "LORA", "model_type": "QWEN"}', "asks for another model than FLUX.1"),
+    ("a.json", '{"training_method": "LORA", "learning_rate": 1e-4}', "model_type: got 'STABLE_DIFFUSION_15'"),
     ("a.json", '{"training_method": "EMBEDDING", "model_type": "FLUX_DEV_1"}', "asks for textual inversion"),
     ("a.json", '{"training_method": "LORA", "model_type": "FLUX_DEV_1", "peft_type": "OFT_2"}',
      "asks for adapters of another kind"),

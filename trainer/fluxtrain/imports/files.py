@@ -64,6 +64,8 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
         return KOHYA, _command(lines, path)
     document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)
+    if isinstance(document, dict) and names & {"training_method", "output_model_destination"}:
+        return ONETRAINER, _named(document)
     listed = "\n".join(names)
     for text, *patterns in _FOREIGN:
         if all(re.search(rf"(?m)^(?:{pattern})$", listed) for pattern in patterns):
@@ -158,8 +160,6 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
     names = _names(document)
     if _is_torchtitan(document):
         return _of_torchtitan(without_levels(document))
-    if names & {"training_method", "output_model_destination"}:
-        return ONETRAINER, _named(document)
     if names & _OF_GUI:
         return KOHYA, _of_gui(document, path)
     if "datasets" in names:

@@ -269,7 +269,7 @@ def _source(reading: Reading, name: str) -> Values:
 
 _OPTIONS: Mapping[str, Option] = {
     "training_method": fields([], common.one_of("lora", "fine_tune"), "fine_tune", "is part of the preset"),
-    "model_type": fields([], _flux, note="must be FLUX_DEV_1"),
+    "model_type": fields([], _flux, "STABLE_DIFFUSION_15", "must be FLUX_DEV_1"),
     "base_model_name": field_option("initial_weights", Reading.text, note="below --models"),
     "peft_type": _of_lora(fields(
         ["adapter.kind"], lambda it, name: {"adapter.kind": it.among(
