@@ -192,7 +192,9 @@ def test_a_model_that_a_machine_without_gpu_cannot_hold_is_refused(
     schnell, ranks_of_a_node = resolve({"preset": "mlperf-schnell"}), replace(World.alone(), size=2)
     monkeypatch.setattr("fluxtrain.train.micro_batch.memory_limit", lambda: 24 * GIB)
     for world in (World.alone(), replace(ranks_of_a_node, local_size=2)):
-        with pytest.raises(ConfigError, match=r"model: .* need 1[35]\d\.\d+ GiB, this machine has 24"):
+        with pytest.raises(
+            ConfigError, match=r"model: .* need 1[35]\d\.\d+ GiB, this machine has 24"
+        ):
             require_memory_of(world, schnell)
     require_memory_of(World.alone(), resolve({"preset": "micro"}))
 

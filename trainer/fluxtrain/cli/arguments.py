@@ -233,7 +233,7 @@ def path(text: str) -> Path:
 
 
 def job_name(stem: str) -> str:
-    """Return ``stem`` as the name of a job: small letters, digits and '-'; a checksum for other letters alone."""
+    """Return ``stem`` as the name of a job: small letters, digits and '-'; a checksum of other letters."""
     plain = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", stem))  # ü as u
     name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:60].rstrip("-")
     if name[:1].isalpha():

@@ -107,8 +107,8 @@ def require_memory_of(world: World, config: RunConfig) -> None:
     needed, limit = world.local_size * (used.weights + used.optimizer), memory_limit()
     if needed > limit:
         text = (
-            f"weights and optimizer alone need {binary(needed)}, this machine has {binary(limit)} and no GPU; "
-            f"use GPUs or a smaller model (fluxtrain plan FILE)"
+            f"weights and optimizer alone need {binary(needed)}, this machine has {binary(limit)} "
+            "and no GPU; use GPUs or a smaller model (fluxtrain plan FILE)"
         )
         raise ConfigError("spec.run.model", UNSET, text)
 
