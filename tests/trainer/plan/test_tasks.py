@@ -102,7 +102,7 @@ def test_its_table_has_a_heading_for_each(capsys: pytest.CaptureFixture[str]) ->
         (
             "mlperf-schnell --task=sample --gpu=RTX4090",
             "DOES NOT FIT: 22 GiB of 24 GiB",
-            "No one change of its settings makes it fit. Time: ",
+            "No change of its settings makes it fit. Time: ",
         ),
     ],
 )
