@@ -78,6 +78,17 @@ def test_what_has_no_counterpart_is_named(options: str, tmp_path: Path) -> None:
     assert [line.option for line in lost if line.is_given] == [options.split()[0].strip("-")]
 
 
+def test_the_layers_of_its_default_are_named_as_not_the_same(tmp_path: Path) -> None:
+    found = imported(tmp_path, "")
+    (lost,) = (line for line in found.lines[Disposition.MISSING] if line.option == "lora_layers")
+    assert (
+        lost.note == "single_blocks.0.linear1 is one layer here, of which they select 3 of 4 parts"
+    )
+    assert found.config.adapter is not None
+    assert "linear1" in found.config.adapter.layers
+    assert "linear2" not in found.config.adapter.layers
+
+
 def test_images_of_epochs_need_the_number_of_samples(tmp_path: Path) -> None:
     options = "--validation_prompt 'a dog' --validation_epochs 5 --train_batch_size 2"
     found = imported(tmp_path, options, epoch_samples=10).config.sampling

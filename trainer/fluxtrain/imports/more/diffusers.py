@@ -50,7 +50,7 @@ def _base(reading: Reading) -> Values:
         }
     files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
     files |= {"flow.prompt_dropout": 0.0, "data.text_length": 512}
-    if not reading.has("lora_layers"):
+    if "lora_layers" not in reading.given:
         files["adapter.layers"] = list(_LAYERS)
     return {**common.preset(model, True), **files}
 
@@ -215,7 +215,7 @@ _OPTIONS: Mapping[str, Option] = {
         "adapter.alpha", Reading.number, 4, "the rank in scripts that do not have it yet")),
     "lora_dropout": _of_lora(fields([], _dropout, note="0: none")),
     "lora_layers": _of_lora(fields(
-        common.SELECTION_FIELDS, _layers, note="all of linear1 unless it is given; there its MLP has none")),
+        common.SELECTION_FIELDS, _layers, "attn,ff", "by default all of linear1, whose MLP has none there")),
     "train_text_encoder": fields([], _clip, note="CLIP is not trained"),
     "optimizer": fields(
         ["optim.name", "optim.prodigy.bias_correction", "optim.prodigy.safeguard_warmup"],
