@@ -205,6 +205,9 @@ def test_no_later_launch_finds_the_error_of_memory_that_cannot_be_pinned(
         ("Radeon 8060S Graphics", "strixhalo"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
         ("NVIDIA H100 80GB HBM3", " h100 "),
     ],
 )

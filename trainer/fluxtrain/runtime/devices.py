@@ -46,6 +46,8 @@ _ROWS: list[tuple[str, float, float | None, float, int]] = [
     ("MI325X", 1307.4, 2614.9, 163.4, 262_128),
     ("MI350X", 2306.9, 4613.7, 144.2, 294_896),
     ("MI355X", 2516.6, 5033.0, 157.3, 294_896),
+    ("A100 40GB", 312.0, None, 19.5, 40_960),
+    ("A100 80GB", 312.0, None, 19.5, 81_920),
     ("H100", 989.4, 1978.9, 66.9, 81_559),
     ("H200", 989.4, 1978.9, 66.9, 143_771),
     ("B200", 2250.0, 4500.0, 75.0, 183_359),
@@ -55,7 +57,8 @@ _ROWS: list[tuple[str, float, float | None, float, int]] = [
     ("RX 9070 XT", 194.6, 389.3, 48.7, 16_304),
     ("W7900", 122.6, None, 61.3, 46_064),  # with ECC, the default
     ("Strix Halo", 59.4, None, 29.7, 98_304),  # the most memory that a BIOS gives it
-    ("RTX 4090", 165.2, 330.3, 82.6, 24_564),  # sums in float32, as those of the next
+    ("RTX 3090", 71.0, None, 35.6, 24_576),  # sums in float32, as those of the next
+    ("RTX 4090", 165.2, 330.3, 82.6, 24_564),
     ("RTX 5090", 209.5, 419.0, 104.8, 32_607),
 ]
 """Name, dense bfloat16, fp8 and float32 in TFLOP/s, memory in MiB as the driver reports it."""
