@@ -214,4 +214,4 @@ def test_one_node_and_cpus_have_no_waiting() -> None:
     for plan in (make_plan(run_of(512), 1, 8, "MI300X"), make_plan(run_of(512), 2, 0)):
         assert plan.exposed_seconds_per_step is None
         assert plan.exposed_fraction == 0
-        assert "waits for those" not in render(plan)
+        assert "exposed communication" not in render(plan)

@@ -181,8 +181,8 @@ def _between_nodes(plan: Plan) -> list[Row]:
     compute, exposed = plan.compute_seconds_per_step, plan.exposed_seconds_per_step
     if compute is None or exposed is None:
         return rows
-    text = f"beside {compute:.3g} s of computing: {plan.exposed_fraction:.0%} of a step"
-    return [*rows, ("waits for those", f"{exposed:.3g} s", text)]
+    text = f"beside {compute:.2g} s of computing: {plan.exposed_fraction:.0%} of a step"
+    return [*rows, ("exposed communication", f"{exposed:.2g} s", text)]
 
 
 def _padding(plan: Plan) -> str:
