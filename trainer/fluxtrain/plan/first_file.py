@@ -21,7 +21,7 @@ from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.model.cost import host_sizes
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import duration, gib
-from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible
+from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible, plain
 from fluxtrain.runtime.progress import binary
 from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
@@ -192,11 +192,7 @@ def gpu_here() -> Gpu:
 
 
 def _known() -> str:
-    return ", ".join(map(_short, GPUS))
-
-
-def _short(name: str) -> str:
-    return name.replace(" ", "").lower()
+    return ", ".join(map(plain, GPUS))
 
 
 def base_of(name: str) -> Base:
@@ -338,7 +334,7 @@ def file_text(
     name: str, run: Mapping[str, Any], config: RunConfig, about: str, machine: Machine, base: Base
 ) -> str:
     """Return the file of ``run``, whose resolved form is ``config``, with comments."""
-    gpu = f" --gpu {_short(machine.gpu.name)}" if machine.gpu.name in GPUS else ""
+    gpu = f" --gpu {plain(machine.gpu.name)}" if machine.gpu.name in GPUS else ""
     head = [
         f"# {base.name}, a LoRA: {about}.",
         f"# Override any field (docs/config.md); `fluxtrain plan FILE{gpu}` then says whether it still fits.",

@@ -72,16 +72,16 @@ GPUS = {
 
 def find_gpu(name: str) -> Gpu:
     """Return the GPU called ``name``, such as ``rx7900xtx``; raise ConfigError if it is unknown."""
-    gpu = next((gpu for known, gpu in GPUS.items() if _plain(known) == _plain(name)), None)
+    gpu = next((gpu for known, gpu in GPUS.items() if plain(known) == plain(name)), None)
     if gpu is None:
-        plain = _plain(name)
-        near = [known for known in GPUS if _plain(known) in plain or plain in _plain(known)]
-        hint = f"did you mean {' or '.join(near)}? " if plain and near else ""
+        word = plain(name)
+        near = [known for known in GPUS if plain(known) in word or word in plain(known)]
+        hint = f"did you mean {' or '.join(near)}? " if word and near else ""
         raise ConfigError("--gpu", name, f"{hint}known: {', '.join(GPUS)}")
     return gpu
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """Return ``name`` in small letters, with neither blanks nor hyphens."""
     return re.sub(r"[\s_-]", "", name).lower()
 
