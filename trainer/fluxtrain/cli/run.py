@@ -394,7 +394,6 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     look = check_pictures(config, root)
     if refusal := look.refusal(config):
         raise refusal
-    skipped = look.inspection.skipped
     run = first_file.first_run(
         images, look.inspection, name, arguments.trigger or None, base, machine
     )
@@ -407,7 +406,7 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
     print(f"{file}: {about}")
-    for line in named(skipped, None) if skipped else ():
+    for line in named(look.inspection.skipped, None):
         print(f"  {line}")
     for line in _next_steps(arguments, file, name, config):
         print(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.contract.model_base import GROUP, join_errors, validate
-from fluxtrain.contract.resource.document import dump_yaml, parse_yaml, read_text
+from fluxtrain.contract.resource.document import BARE_RUN, dump_yaml, parse_yaml, read_text
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.contract.run.config import value_at
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, redacted
@@ -24,6 +24,7 @@ from fluxtrain.imports.more.commands import (
     arguments,
     diffusers_command,
     joined,
+    launched,
     refused,
     titan_command,
     without_levels,
@@ -89,8 +90,7 @@ _TRAINERS = "kohya's TOML, ai-toolkit's YAML or SimpleTuner's config.json"
 _NO_TRAINING = f"not a training's; must be {_TRAINERS}"
 _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is a {KIND} already, or another object of Kubernetes: fluxtrain run trains a {KIND}", "apiVersion"),
-    ("is spec.run of a FluxTraining: put it there (docs/config.md)",
-     "preset", "schedule|adapter|optim|data|initial_weights"),
+    (BARE_RUN, "preset", "schedule|adapter|optim|data|initial_weights"),
     (f"is OneTrainer's list of concepts, {NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
     ("is of a GUI for kohya's sd-scripts; import the JSON that it saves, or the TOML that it trains with",
      r"accelerate_launch\..+|folders\.\w+_dir"),
@@ -326,9 +326,7 @@ def _command(lines: Sequence[str], path: Path) -> dict[str, object]:
     if len(commands) > 1:
         raise refused(path, f"has {len(commands)} commands; leave one")
     launch, *_, rest = re.split(rf"(?:{_KOHYAS})", commands[0])
-    options = arguments(rest, path)
-    if launched := re.search(r"--num_processes[\s=]+(\d+)", launch):
-        options["num_processes"] = launched[1]
+    options = arguments(rest, path) | launched(launch)
     if others := sorted(options.keys() & _OF_DIFFUSERS):
         text = (
             f"is a command of another program of that name, with --{others[0]}; must be {_TRAINERS}"

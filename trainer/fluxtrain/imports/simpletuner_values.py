@@ -20,6 +20,7 @@ from fluxtrain.imports.table import (
     each,
     fields,
     missing,
+    only_if,
     to,
 )
 
@@ -102,13 +103,7 @@ def model_type(reading: Reading, name: str) -> Values:
 
 def of_adapter(convert: Convert) -> Convert:
     """Return ``convert`` for an option that is used only with model_type=lora."""
-
-    def only(reading: Reading, name: str) -> Values:
-        if not _is_adapter(reading):
-            raise IgnoredError("only model_type=lora uses it")
-        return convert(reading, name)
-
-    return only
+    return only_if(_is_adapter, "only model_type=lora uses it", convert)
 
 
 def of_peft(convert: Convert) -> Convert:

@@ -190,6 +190,18 @@ def to(path: str, read: Callable[[Reading, str], object]) -> Convert:
     return lambda reading, name: {path: read(reading, name)}
 
 
+def only_if(applies: Callable[[Reading], bool], why: str, convert: Convert | None) -> Convert:
+    """Return ``convert`` of an option that does nothing there, by the reason ``why``, unless ``applies``."""
+    assert convert is not None
+
+    def only(reading: Reading, name: str) -> Values:
+        if not applies(reading):
+            raise IgnoredError(why)
+        return convert(reading, name)
+
+    return only
+
+
 def field_option(
     path: str, read: Callable[[Reading, str], object], default: object = None, note: str = ""
 ) -> Option:

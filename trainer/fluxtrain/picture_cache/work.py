@@ -223,7 +223,9 @@ def _advice(skipped: Mapping[str, str]) -> list[str]:
 
 
 def named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
-    """Return a line for each of the first files that are ``skipped``, and one for all."""
+    """Return a line for each of the first files that are ``skipped``, and one for all; none if none are."""
+    if not skipped:
+        return []
     first = [f"skipped {name}: {reason}" for name, reason in islice(skipped.items(), _MAX_NAMED)]
     where = f"; {report} names all" if report else ""
     count = num_lost(skipped) or len(skipped)
@@ -231,7 +233,7 @@ def named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
 
 
 def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path) -> Iterator[str]:
-    yield from map(one_line, named(skipped, report) if skipped else ())
+    yield from map(one_line, named(skipped, report))
     if left_out:
         kinds = "thumbnails, hidden files and the like"
         similar = sum(SIMILAR in reason for reason in left_out.values())

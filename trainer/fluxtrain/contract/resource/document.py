@@ -89,14 +89,14 @@ def load_job(path: Path) -> FluxTraining:
         raise ConfigError(str(path), values, text)
     if values and not _KEYS & set(values):
         if "preset" in values:
-            text = "is spec.run of a FluxTraining: put it there (docs/config.md)"
-            raise ConfigError(str(path), UNSET, text)
+            raise ConfigError(str(path), UNSET, BARE_RUN)
         raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
     return validate(FluxTraining, values, "")
 
 
 _FOREIGN = {".toml", ".env", ".sh"}
 _KEYS = {"apiVersion", "kind", "metadata", "spec"}
+BARE_RUN = "is spec.run of a FluxTraining: put it there (docs/config.md)"
 
 
 def _import(path: Path) -> str:

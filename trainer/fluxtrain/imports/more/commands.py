@@ -64,6 +64,12 @@ def arguments(text: str, path: Path, step: str = TO_TOML) -> dict[str, object]:
     return options
 
 
+def launched(text: str) -> dict[str, object]:
+    """Return the number of processes, if accelerate's part ``text`` of a command has it."""
+    found = re.search(r"--num_processes[\s=]+(\d+)", text)
+    return {"num_processes": found[1]} if found else {}
+
+
 def words(text: str, path: Path, escape: str = "\\") -> list[str]:
     """Return the words of a shell's ``text``, without quotes and comments."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>")
@@ -116,9 +122,8 @@ def diffusers_command(lines: Sequence[str], path: Path) -> dict[str, object]:
     _, command = _command(lines, path, DIFFUSERS_SCRIPT)
     script = re.findall(DIFFUSERS_SCRIPT, command)[0]
     launch, _, rest = command.partition(script)
-    processes = re.search(r"--num_processes[\s=]+(\d+)", launch)
-    given = {"num_processes": processes[1]} if processes else {}
-    return {"script": script, **arguments(rest, path, "write what they stand for"), **given}
+    given = arguments(rest, path, "write what they stand for")
+    return {"script": script, **given, **launched(launch)}
 
 
 def titan_command(lines: Sequence[str], path: Path) -> dict[str, object]:

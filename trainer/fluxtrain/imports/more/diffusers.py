@@ -22,6 +22,7 @@ from fluxtrain.imports.table import (
     fields,
     ignored,
     missing,
+    only_if,
     set_outside,
 )
 
@@ -57,15 +58,8 @@ def _base(reading: Reading) -> Values:
 
 def _of_lora(option: Option) -> Option:
     """Return ``option`` for the script that trains a LoRA."""
-    convert = option.convert
-    assert convert is not None
-
-    def only(reading: Reading, name: str) -> Values:
-        if not _is_lora(reading):
-            raise IgnoredError("the script has no such option")
-        return convert(reading, name)
-
-    return replace(option, convert=only)
+    convert = only_if(_is_lora, "the script has no such option", option.convert)
+    return replace(option, convert=convert)
 
 
 def _optimizer(reading: Reading) -> str:

@@ -9,7 +9,6 @@ from pathlib import PurePosixPath, PureWindowsPath
 from fluxtrain.imports import common
 from fluxtrain.imports.kinds import ONETRAINER_KINDS
 from fluxtrain.imports.table import (
-    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -21,6 +20,7 @@ from fluxtrain.imports.table import (
     fields,
     ignored,
     missing,
+    only_if,
     set_outside,
 )
 
@@ -79,15 +79,8 @@ def _base(reading: Reading) -> Values:
 
 
 def _of_lora(option: Option) -> Option:
-    convert = option.convert
-    assert convert is not None
-
-    def only(reading: Reading, name: str) -> Values:
-        if not _is_lora(reading):
-            raise IgnoredError("only training_method=LORA uses it")
-        return convert(reading, name)
-
-    return replace(option, convert=only)
+    convert = only_if(_is_lora, "only training_method=LORA uses it", option.convert)
+    return replace(option, convert=convert)
 
 
 def _flux(reading: Reading, name: str) -> Values:
