@@ -199,6 +199,21 @@ def test_a_model_that_a_machine_without_gpu_cannot_hold_is_refused(
     require_memory_of(World.alone(), resolve({"preset": "micro"}))
 
 
+def test_only_what_can_never_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the byte, the frozen weights of adapters too; and never where there is a GPU."""
+    world = World.alone()
+    for config in (resolve({"preset": "micro"}), lora(16, adapter={"base_dtype": "fp8"})):
+        used = step_memory(config, Sharding.of(config, 1, 1), 1, copies_ahead=False)
+        limits = iter([used.weights + used.optimizer, used.weights + used.optimizer - 1])
+        monkeypatch.setattr("fluxtrain.train.micro_batch.memory_limit", partial(next, limits))
+        require_memory_of(world, config)
+        with pytest.raises(ConfigError, match="weights and optimizer alone need"):
+            require_memory_of(world, config)
+    monkeypatch.setattr("fluxtrain.train.micro_batch.memory_of", lambda device: 1)
+    monkeypatch.setattr("fluxtrain.train.micro_batch.memory_limit", lambda: 1)
+    require_memory_of(world, config)
+
+
 def test_a_file_without_a_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("many\n")
     with pytest.raises(StorageError, match="not a micro_batch_size; remove it"):
