@@ -15,7 +15,7 @@ from cluster import control_plane, processes, slurm
 from cluster.access import certificates
 from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
-from cluster.host import cgroups, host_state, mounts, network
+from cluster.host import cgroups, host_state, left_behind, mounts, network
 from cluster.kubectl import Kubectl, kubectl
 from cluster.layout import API_URL, CACHE, FAMILY, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
 from cluster.nodes import containerd, fake_gpus, images, node
@@ -98,6 +98,7 @@ def status() -> dict[str, bool]:
 
 
 def _start(new: list[Node], node_grace_seconds: int) -> None:
+    left_behind.clear()
     network.require_free_ranges()
     _require_no_kubelet()
     host_state.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import cluster
 import pytest
 from cluster.console import wait_until
 from cluster.errors import ClusterError, MachineError
+from cluster.host import left_behind, mounts
 from cluster.kubectl import Kubectl
 from cluster.layout import KUBECONFIG, STATE, Node
 from cluster.nodes import fake_gpus, fake_nodes, images, node, volumes
@@ -45,7 +47,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def machine() -> dict[str, object]:
+def machine() -> dict[str, list[str]]:
     """The state of the machine before the cluster starts."""
     if "KUBECONFIG" in os.environ:
         pytest.skip("KUBECONFIG is set: these tests start their own cluster")
@@ -53,13 +55,14 @@ def machine() -> dict[str, object]:
         pytest.skip("a cluster runs already; `make cluster-down` lets these tests start their own")
     try:
         cluster.prepare()
+        left_behind.clear()
     except ClusterError as error:
         pytest.skip(f"the cluster cannot be prepared here: {error}")
     return host_state()
 
 
 @pytest.fixture(scope="module")
-def kubectl(machine: dict[str, object]) -> Iterator[Kubectl]:
+def kubectl(machine: dict[str, list[str]]) -> Iterator[Kubectl]:
     began = time.monotonic()
     try:
         kubeconfig = cluster.up()
@@ -111,7 +114,7 @@ def wait_for_phase(kubectl: Kubectl, namespace: str, phase: str, *pods: str) -> 
     kubectl("wait", f"--namespace={namespace}", condition, "--timeout=90s", *names, seconds=100)
 
 
-def host_state() -> dict[str, object]:
+def host_state() -> dict[str, list[str]]:
     """Return everything that a cluster may leave on a machine."""
 
     def output_lines(*argv: str) -> list[str]:
@@ -124,7 +127,7 @@ def host_state() -> dict[str, object]:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     folders = ("/var/lib/kubelet", "/var/log/containers", "/var/lib/cni", "/run/containerd")
     return {
-        "processes": [text for text in commands if str(STATE).encode() in text],
+        "processes": [text.decode() for text in commands if str(STATE).encode() in text],
         "mounts": sorted(line.split()[4] for line in mounts),
         "links": output_lines("ip", "-brief", "link", "show"),
         "routes": output_lines("ip", "route", "show"),
@@ -280,7 +283,7 @@ def test_a_pod_on_a_fake_node_is_reported_as_running(kubectl: Kubectl, namespace
 
 
 def test_down_restores_the_machine_and_the_next_start_is_warm(
-    kubectl: Kubectl, machine: dict[str, object]
+    kubectl: Kubectl, machine: dict[str, list[str]]
 ) -> None:
     cluster.down()
     assert host_state() == machine
@@ -289,3 +292,18 @@ def test_down_restores_the_machine_and_the_next_start_is_warm(
     cluster.up()
     print(f"\nwarm start: {time.monotonic() - began:.1f} s")
     assert all(cluster.status().values())
+
+
+def test_a_cluster_without_a_clone_is_removed_and_one_with_it_is_named(kubectl: Kubectl) -> None:
+    with pytest.raises(MachineError, match=f"the cluster of {STATE.parent} is running"):
+        left_behind.clear()
+    before = host_state()
+    mounts.unmount(STATE)
+    shutil.rmtree(STATE)
+    cluster.up()
+    assert all(cluster.status().values())
+    now = host_state()
+    for name in ("routes", "namespaces", "cgroups"):
+        assert now[name] == before[name]
+    for name in ("links", "processes"):  # with new addresses and paths
+        assert len(now[name]) == len(before[name])
