@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from cluster.commands import run
 from cluster.errors import ClusterError
+from cluster.free_ports import free_port
 from cluster.layout import CACHE
 from cluster.programs import binaries
 from pyarrow.fs import FileSystem
@@ -102,8 +103,7 @@ def scheme(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[str]:
     """Return the scheme of an emulator that runs, with a bucket that holds FILES in a folder."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     try:
         command = COMMANDS[request.param](port)
     except ClusterError as error:
@@ -143,6 +143,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.proof
 def test_a_folder_of_a_bucket_is_fetched_and_continued(scheme: str, tmp_path: Path) -> None:
     policy, folder = RetryPolicy(attempts=2, backoff=0.01), tmp_path / "fetched"
     source = list_source(FIELD, f"{scheme}://bucket/my pictures", lambda name: True, policy)

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from cluster.free_ports import free_ports
 
 from fluxtrain.contract.process import read_places, write_places
 from fluxtrain.errors import StorageError
@@ -449,11 +450,7 @@ def test_connections_that_send_slowly_keep_nobody_out(
 def test_the_service_ends_at_once_with_clients_that_do_not(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(KEY)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as free,
-        socket.create_server(("127.0.0.1", 0)) as other,
-    ):
-        ports = [server.getsockname()[1] for server in (free, other)]
+    ports = free_ports(2)
     options = ["--nodes=1:2", f"--key={key}", f"--port={ports[0]}", f"--members-port={ports[1]}"]
     process = subprocess.Popen([sys.executable, "-m", "fluxtrain.cli", "rendezvous", *options])
     with ExitStack() as stack:
