@@ -23,6 +23,10 @@ REGISTRY ?=
 IMAGE ?= operator
 HELM ?= helm
 HELM_OPTIONS ?=
+BUILDAH ?= buildah
+BUILD_OPTIONS ?=
+PUSH_OPTIONS ?=
+CONTEXT ?= .
 RELEASE ?= dist/release
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
@@ -137,9 +141,9 @@ push-chart: ## push the chart of dist/release to REGISTRY=, where helm or docker
 	$(HELM) push $(RELEASE)/fluxtrain-operator-$(VERSION).tgz oci://$(REGISTRY)/charts $(HELM_OPTIONS)
 
 push-image: ## build IMAGE=operator|trainer of this commit with the wheel in dist, and push it to REGISTRY=
-	buildah build --timestamp $$(git log -1 --format=%ct) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
-	--file images/$(IMAGE).Dockerfile --tag $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION) .
-	buildah push $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION)
+	$(BUILDAH) build --timestamp $$(git log -1 --format=%ct) --build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) \
+	--file images/$(IMAGE).Dockerfile --tag $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION) $(BUILD_OPTIONS) $(CONTEXT)
+	$(BUILDAH) push $(PUSH_OPTIONS) $(REGISTRY)/fluxtrain/$(IMAGE):$(VERSION)
 
 sign: setup ## sign dist/release by your private KEY=, a PEM file: docs/supply-chain.md
 	@$(BIN)/python -m supply_chain sign dist/release "$(KEY)"

@@ -24,6 +24,9 @@ BASE_IMAGE = "localhost/fluxtrain/python:1"
 BASE_PACKAGES = ("python3", "python3-pip", "ca-certificates")
 USER_ID = 1000
 
+BUILD_ENV = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
+"""Environment variables of buildah."""
+
 EXCLUDED = (
     *("dev/*", "proc/*", "sys/*", "var/cache/*", "var/lib/apt/lists/*", "var/log/*"),
     *(f"usr/share/{name}/*" for name in ("doc", "info", "locale", "man")),
@@ -87,7 +90,7 @@ def build(
     archive = STATE / "images" / f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.tar"
     archive.parent.mkdir(parents=True, exist_ok=True)
     archive.unlink(missing_ok=True)
-    _buildah("pull", "--quiet", f"oci-archive:{base()}")
+    pull_base()
     options = [f"--build-arg={key}={value}" for key, value in arguments.items()]
     options += [f"--volume={volume}" for volume in volumes]
     argv = ["build", "--quiet", "--layers", "--tag", name, "--file", str(dockerfile), *options]
@@ -95,6 +98,11 @@ def build(
     # not an OCI archive: buildah would compress it, and every node decompress it
     _buildah("push", "--quiet", name, f"docker-archive:{archive}:{name}")
     return archive
+
+
+def pull_base() -> None:
+    """Have the base image in the store of `buildah`."""
+    _buildah("pull", "--quiet", f"oci-archive:{base()}")
 
 
 def load(archives: list[Path]) -> None:
@@ -114,11 +122,14 @@ def tag(name: str, other: str) -> None:
         containerd.ctr(node, "images", "tag", "--force", name, other)
 
 
-def _buildah(*arguments: str) -> str:
-    """Run buildah with its store in the cache."""
+def buildah() -> list[str]:
+    """Return the command of buildah with its store in the cache; it needs `BUILD_ENV`."""
     store = [f"--root={CACHE / 'buildah'}", f"--runroot={STATE / 'buildah'}"]
-    env = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
-    return run([program("buildah"), *store, *arguments], env=env, seconds=900)
+    return [program("buildah"), *store]
+
+
+def _buildah(*arguments: str) -> str:
+    return run([*buildah(), *arguments], env=BUILD_ENV, seconds=900)
 
 
 def _archive(name: str, *inputs: str) -> Path:

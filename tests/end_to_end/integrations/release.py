@@ -1,4 +1,4 @@
-"""The images of `images/`, built and loaded, and Helm, which installs the chart with them."""
+"""A release in a registry, its images in all nodes, and Helm, which installs the chart with them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.commands import run
 from cluster.kubectl import NO_PROXY
-from cluster.layout import CACHE
-from cluster.nodes import images, volumes
+from cluster.layout import CACHE, nodes
+from cluster.nodes import containerd, images, volumes
 from cluster.programs import binaries
+from tests.chart.release.registry import VERSION, push_chart, push_image
 from tests.paths import ROOT
 
 CHART = ROOT / "charts" / "fluxtrain-operator"
-OPERATOR, TRAINER = "localhost/fluxtrain/operator", "localhost/fluxtrain/trainer"
-TAG, NEXT_TAG = "helm", "helm-next"
+NEXT_TAG = "next"
 
 
 @dataclass(frozen=True)
@@ -41,29 +40,28 @@ class Helm:
         return run([self.program or binaries.path("helm"), *arguments], env=env, seconds=seconds)
 
 
-def build_and_load(context: Path) -> None:
-    """Build operator and trainer and load them into all nodes, the operator under two tags."""
+def publish(registry: str, context: Path) -> None:
+    """Push the chart and both images to ``registry``; pull the images into all nodes, the operator's twice.
+
+    Nodes have no resolver of registries without TLS, so that containerd is told to pull.
+    """
+    push_chart(registry, context)
     _pip("wheel", "--no-deps", "--wheel-dir", context / "dist", ROOT)
     shutil.copytree(ROOT / "images", context / "images")
     shutil.copy(ROOT / ".dockerignore", context)
-    operator = {"PIP_OPTIONS": "--no-index --find-links=/wheels"}
-    wheels = [f"{_operator_wheels()}:/wheels:ro"]
     # the test's base image has torch and the rest in a volume: pip keeps them, as in AMD's image
-    packages = [f"{sysconfig.get_path('purelib')}:{volumes.SITE_PACKAGES}:O"]
-    archives = [
-        _build("operator", f"{OPERATOR}:{TAG}", context, operator, wheels),
-        _build("trainer", f"{TRAINER}:{TAG}", context, {"PIP_OPTIONS": "--no-index"}, packages),
-    ]
-    images.load(archives)
-    images.tag(f"{OPERATOR}:{TAG}", f"{OPERATOR}:{NEXT_TAG}")
-
-
-def _build(
-    what: str, name: str, context: Path, arguments: dict[str, str], mounted: Sequence[str]
-) -> Path:
-    dockerfile = ROOT / "images" / f"{what}.Dockerfile"
-    base = {"BASE": images.BASE_IMAGE}
-    return images.build(name, dockerfile, context, {**base, **arguments}, mounted)
+    mounted = {
+        "operator": (f"{_operator_wheels()}:/wheels:ro", " --find-links=/wheels"),
+        "trainer": (f"{sysconfig.get_path('purelib')}:{volumes.SITE_PACKAGES}:O", ""),
+    }
+    for what, (volume, wheels) in mounted.items():
+        options = f"--volume={volume} --build-arg='PIP_OPTIONS=--no-index{wheels}'"
+        push_image(what, registry, context, options)
+        name = f"{registry}/fluxtrain/{what}:{VERSION}"
+        for node in nodes():
+            containerd.ctr(node, "images", "pull", "--plain-http", name)
+    operator = f"{registry}/fluxtrain/operator"
+    images.tag(f"{operator}:{VERSION}", f"{operator}:{NEXT_TAG}")
 
 
 def _operator_wheels() -> Path:

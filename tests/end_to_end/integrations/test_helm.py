@@ -1,4 +1,4 @@
-"""Helm on a real cluster: the published images, a job from apply to Complete, an upgrade while it runs."""
+"""Helm on a real cluster: a release from a registry, a job from apply to Complete, an upgrade meanwhile."""
 
 from __future__ import annotations
 
@@ -10,19 +10,13 @@ from pathlib import Path
 import pytest
 from cluster.errors import ClusterError
 from cluster.kubectl import Manifest
+from cluster.layout import BRIDGE_ADDRESS
 from cluster.nodes.volumes import host_folder
 from tests.api_server.client import Kubectl
+from tests.chart.release.registry import VERSION, serve
 from tests.end_to_end import stage
 from tests.end_to_end.integrations import openmoji
-from tests.end_to_end.integrations.release import (
-    CHART,
-    NEXT_TAG,
-    OPERATOR,
-    TAG,
-    TRAINER,
-    Helm,
-    build_and_load,
-)
+from tests.end_to_end.integrations.release import CHART, NEXT_TAG, Helm, publish
 from tests.end_to_end.stage import losses, step, wait_for
 
 from fluxtrain.mlperf import check
@@ -33,8 +27,6 @@ NAMESPACE = "helm"
 NAME = "fluxtrain-operator"
 IN = f"--namespace={NAMESPACE}"
 VALUES = (
-    f"--set=image.repository={OPERATOR}",
-    f"--set=trainerImage.repository={TRAINER},trainerImage.tag={TAG}",
     f"--set=watchNamespaces={{{NAMESPACE}}}",
     f"--values={CHART / 'profiles' / 'namespaced.yaml'}",  # the CRD is used by other operators too
 )
@@ -43,16 +35,34 @@ UPGRADED = (f"--set=image.tag={NEXT_TAG}", "--set=resources.requests.cpu=50m")
 
 
 @pytest.fixture(scope="module")
-def helm(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Helm]:
-    """Return Helm, with the chart installed in a restricted namespace with the images of `images/`."""
+def registry(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a registry, on the cluster's bridge, that has the release."""
     began = time.monotonic()
-    build_and_load(tmp_path_factory.mktemp("context"))
-    print(f"images built and loaded: {time.monotonic() - began:.1f} s")
+    with serve(BRIDGE_ADDRESS, tmp_path_factory.mktemp("registry")) as address:
+        publish(address, tmp_path_factory.mktemp("context"))
+        print(f"release pushed, images pulled: {time.monotonic() - began:.1f} s")
+        yield address
+
+
+@pytest.fixture(scope="module")
+def release(registry: str) -> list[str]:
+    """Return Helm's arguments of the chart in the registry, with the images there."""
+    names = {"image": "operator", "trainerImage": "trainer"}
+    chart = [f"oci://{registry}/charts/{NAME}", "--plain-http", f"--version={VERSION}"]
+    images = [f"--set={at}.repository={registry}/fluxtrain/{name}" for at, name in names.items()]
+    return [*chart, *images, *VALUES]
+
+
+@pytest.fixture(scope="module")
+def helm(
+    kubectl: Kubectl, release: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Helm]:
+    """Return Helm, with the release installed in a restricted namespace."""
     stage.make_namespace(kubectl, NAMESPACE)
     helm = Helm(kubectl.kubeconfig, tmp_path_factory.mktemp("helm"))
     began = time.monotonic()
     try:
-        helm("install", NAME, CHART, IN, *VALUES, f"--set=image.tag={TAG}", "--wait")
+        helm("install", NAME, *release, IN, "--wait")
         print(f"installed, both replicas ready: {time.monotonic() - began:.1f} s")
         yield helm
     finally:
@@ -134,7 +144,7 @@ def test_helms_own_test_passes(kubectl: Kubectl, helm: Helm) -> None:
 
 
 def test_the_main_job_completes_while_its_operator_is_upgraded_and_its_leader_deleted(
-    kubectl: Kubectl, helm: Helm, folder: Path
+    kubectl: Kubectl, helm: Helm, release: list[str], folder: Path
 ) -> None:
     def debug() -> str:
         return debug_text(kubectl)
@@ -147,7 +157,7 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_its_leader_de
     assert (early["PHASE"], early["NODES"]) == ("Running", "2")
     assert len(job_pods) == 3, "two nodes and the rendezvous"
 
-    upgrade(kubectl, helm)
+    upgrade(kubectl, helm, release)
     print(f"upgraded at step {step(status(kubectl))} of {openmoji.STEPS}")
     replace_leader(kubectl, debug)
 
@@ -164,17 +174,17 @@ def test_the_main_job_completes_while_its_operator_is_upgraded_and_its_leader_de
     compare_with_the_laptop(kubectl, folder)
 
 
-def upgrade(kubectl: Kubectl, helm: Helm) -> None:
+def upgrade(kubectl: Kubectl, helm: Helm, release: list[str]) -> None:
     """Upgrade to a new image and another value; the operator's pods are replaced."""
     old, began = uids(operators(kubectl)), time.monotonic()
-    helm("upgrade", NAME, CHART, IN, *VALUES, *UPGRADED, "--wait")
+    helm("upgrade", NAME, *release, IN, *UPGRADED, "--wait")
     print(f"helm upgrade, new replicas ready: {time.monotonic() - began:.1f} s")
     new = operators(kubectl)
     ready = [pod for pod in new.values() if pod["metadata"]["uid"] not in old.values()]
     assert len(ready) == 2
     for pod in ready:
         container = pod["spec"]["containers"][0]
-        assert container["image"] == f"{OPERATOR}:{NEXT_TAG}"
+        assert container["image"].endswith(f"/fluxtrain/operator:{NEXT_TAG}")
         assert container["resources"]["requests"]["cpu"] == "50m"
 
 
