@@ -81,6 +81,7 @@ def hand_over() -> list[str]:
     return shlex.split(command.replace("manifests/", str(ROOT / "manifests")))[1:]
 
 
+@pytest.mark.proof
 def test_kubectl_installs_everything_and_helm_can_adopt_and_upgrade_it(
     empty: Kubectl, helm: Helm, tmp_path: Path
 ) -> None:

@@ -90,6 +90,7 @@ def why(plugin: Plugin, name: str) -> str:
     return plugin.said("why", name)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("gang", GROUPS)
 def test_a_job_waits_for_an_api_that_is_installed_later_and_goes_away_again(
     plugin: Plugin, gang: str

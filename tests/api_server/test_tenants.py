@@ -124,6 +124,7 @@ def tenants(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Itera
         operator.stop()
 
 
+@pytest.mark.proof
 def test_of_two_releases_one_reconciles_a_namespace(
     tenants: Tenants, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -149,6 +149,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     return folder
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_torch_comes_from_the_index_once_and_stays_until_another_kind_is_asked_for(
     index: str, python: Path, project: Path

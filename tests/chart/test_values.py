@@ -65,7 +65,7 @@ def rendered(helm: Program, chart: Path, *options: str) -> list[Manifest]:
 
 @pytest.mark.parametrize("path", [*paths(VALUES)], ids=".".join)
 @pytest.mark.parametrize(
-    "is_null", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["missing", "null"]
+    "is_null", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["missing", "null"]
 )
 def test_a_value_that_is_missing_or_null_has_its_default(
     path: tuple[str, ...], is_null: bool, helm: Program, template: Template, chart: Path

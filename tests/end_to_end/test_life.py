@@ -46,6 +46,7 @@ def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         stage.clear(kubectl, NAMESPACE)
 
 
+@pytest.mark.proof
 def test_a_gated_job_starts_and_is_scaled_and_changed_while_it_trains(jobs: Jobs) -> None:
     gated = job("elastic")["spec"]["podTemplate"]
     gated["spec"]["schedulingGates"] = [GATE]
@@ -248,6 +249,7 @@ def test_a_change_of_an_immutable_field_is_refused_with_its_path(
     assert "stays as it was created; another value is another job" in message
 
 
+@pytest.mark.proof
 def test_a_new_job_with_the_name_of_a_deleted_one_is_trained(jobs: Jobs) -> None:
     jobs.wait("again", is_complete)
 

@@ -185,6 +185,7 @@ def publish(models: Path) -> None:
     give(models)
 
 
+@pytest.mark.proof
 def test_the_first_pod_fetches_the_models_and_says_what_it_cannot(
     jobs: Jobs, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_the_first_pod_fetches_the_models_and_says_what_it_cannot(
     ] is False
 
 
+@pytest.mark.proof
 def test_a_guides_container_goes_on_after_a_spot_interruption(jobs: Jobs, tmp_path: Path) -> None:
     served, workspace = tmp_path / "served", tmp_path / "workspace"
     served.mkdir()

@@ -55,6 +55,7 @@ def healths(program: Path, script: Path, *objects: Manifest) -> list[Mapping[str
     ]
 
 
+@pytest.mark.proof
 def test_every_status_of_the_planner_is_read_as_what_it_is(program: Path, script: Path) -> None:
     found = healths(program, script, *(case.manifest("job") for case in CASES.values()))
     for (name, case), each in zip(CASES.items(), found, strict=True):
@@ -147,6 +148,7 @@ def release(api: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         operator.stop()
 
 
+@pytest.mark.proof
 def test_helm_waits_until_a_job_is_suspended_and_fails_when_one_fails(release: Release) -> None:
     image = {"image": "permitted/trainer"}
     release.upgrade("one", 60, lifecycle={"suspend": True}, **image)

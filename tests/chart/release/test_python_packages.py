@@ -110,6 +110,7 @@ def test_each_extra_is_one_of_the_project(metadata: Metadata) -> None:
     assert metadata.provides_extra == sorted(project["optional-dependencies"])
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_wheel_of_an_index_trains_in_an_environment_of_its_own(
     packages: Path, tmp_path: Path

@@ -223,6 +223,7 @@ def test_a_pod_that_was_deleted_without_a_watch_is_replaced(replicas: Replicas) 
     )
 
 
+@pytest.mark.proof
 def test_a_frozen_leader_writes_nothing_after_it_lost_the_lease(replicas: Replicas) -> None:
     frozen, other = replicas.leader(), replicas.start_replica()
     before = replicas.pods()
@@ -281,6 +282,7 @@ def powered_off(victim: Node) -> Iterator[float]:
             node.power_on(victim)
 
 
+@pytest.mark.proof
 def test_a_node_and_the_leader_are_lost_together(replicas: Replicas) -> None:
     leader, other = replicas.leader(), replicas.start_replica()
     before = replicas.pods()

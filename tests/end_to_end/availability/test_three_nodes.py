@@ -78,11 +78,13 @@ def stopped_kubelets(victims: list[Node]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.proof
 def test_a_batch_is_trained_that_the_ranks_do_not_divide(jobs: ThreeNodeJob) -> None:
     jobs.trains_on(3)
     assert jobs.status(JOB)["restarts"]["gang"] == 0
 
 
+@pytest.mark.proof
 def test_nothing_is_deleted_while_all_nodes_are_unreachable(jobs: ThreeNodeJob) -> None:
     before = jobs.uids(JOB)
     with stopped_kubelets(nodes()):

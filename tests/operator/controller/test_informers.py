@@ -521,6 +521,7 @@ def measure_restart(num_jobs: int, folder: Path) -> float:
     return asyncio.run(scenario())
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="reads CPU time from Linux's /proc"

@@ -267,6 +267,7 @@ def test_the_shares_are_those_of_an_encoded_set(tmp_path: Path) -> None:
     assert (length, part) == (20, {(4, 4): 10, (2, 6): 5, (6, 2): 4, (2, 8): 1})
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_benchmark_with_buckets_tells_the_sizes(tmp_path: Path) -> None:
     file, output = tmp_path / "job.yaml", tmp_path / "run"

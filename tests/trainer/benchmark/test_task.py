@@ -36,6 +36,7 @@ def rows(output: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_batch_that_does_not_fit_costs_only_its_own_processes(tmp_path: Path) -> None:
     file, output = tmp_path / "job.yaml", tmp_path / "run"

@@ -76,6 +76,7 @@ def test_an_image_of_published_weights_has_the_shape_of_its_picture(
         assert image.text.get("mask") == (str(mask) if condition == "fill" else None)  # type: ignore[attr-defined]
 
 
+@pytest.mark.proof
 def test_a_control_may_be_small_and_a_mask_is_one(
     roots: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

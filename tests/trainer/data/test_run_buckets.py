@@ -278,6 +278,7 @@ def test_the_plan_is_that_of_the_largest_size() -> None:
     assert larger.memory_bytes_per_gpu.activations > square.memory_bytes_per_gpu.activations
 
 
+@pytest.mark.proof
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_one_compiled_graph_serves_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()

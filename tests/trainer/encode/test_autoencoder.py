@@ -217,6 +217,7 @@ def test_initialization_is_the_best_linear_code_of_the_patches() -> None:
     torch.testing.assert_close(error, residual, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.proof
 def test_fitting_is_better_than_the_linear_code() -> None:
     pixels = discs()
     linear = PatchAutoencoder()

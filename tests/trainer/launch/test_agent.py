@@ -147,6 +147,7 @@ def ranks_of(agents: Agents) -> list[int]:
     return [value["num_ranks"] for value in mlperf_values(agents.output, "run_resumed")]
 
 
+@pytest.mark.proof
 def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -> None:
     service, first, second = agents.service(), agents.agent(), agents.agent()
     agents.wait_for_step(10)
@@ -169,6 +170,7 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
     assert message["processRestarts"] == 0, "a lost node uses no restart of its peers"
 
 
+@pytest.mark.proof
 @pytest.mark.torch_range
 def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents) -> None:
     agents.configure({"schedule": {"steps": 50}})
@@ -184,6 +186,7 @@ def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents)
     assert printed >= set((agents.output / "mlperf.log").read_text().splitlines()), "as in pods"
 
 
+@pytest.mark.proof
 def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Agents) -> None:
     """Its peer's trainer fails too, sooner or later than its agent hears of it."""
     agents.configure({"schedule": {"steps": 1_000_000}})
@@ -327,6 +330,7 @@ def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     assert "; waits for gloo:" in line
 
 
+@pytest.mark.proof
 def test_the_peer_of_an_agent_that_fails_continues_from_memory_with_its_successor(
     agents: Agents,
 ) -> None:
@@ -398,6 +402,7 @@ def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> No
     assert restarts == [0, 0], "the operator counts it"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("processes", "frozen"), [(1, 0), (2, 1)])
 def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
     agents: Agents, processes: int, frozen: int
@@ -448,6 +453,7 @@ def mlperf_events_of(agents: Agents, key: str) -> list[dict[str, Any]]:
     return [event for event in mlperf_events(agents.output) if event["key"] == key]
 
 
+@pytest.mark.proof
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 30}})

@@ -89,6 +89,7 @@ SLOW_FLAGS = (
 """A run of one step with a long evaluation before and a long sampling after it."""
 
 
+@pytest.mark.proof
 def test_every_phase_of_a_run_is_reported_with_signs_of_progress(tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     paths = ["--output", str(tmp_path / "run"), "--models", str(write_encoders(tmp_path))]

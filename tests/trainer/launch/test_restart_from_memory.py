@@ -77,7 +77,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.torch_range
 @slow
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.proof)])
 def test_a_killed_process_costs_at_most_two_intervals(
     reference: Path, tmp_path: Path, processes: int
 ) -> None:

@@ -95,6 +95,7 @@ def processes_of(node: Forked) -> list[int]:
     return found
 
 
+@pytest.mark.proof
 def test_the_others_go_on_without_a_lost_node_and_with_it_again(run: Run) -> None:
     nodes = [run.node(rank, "2:3") for rank in (2, 0, 1)]
     run.wait_for_step(10)
@@ -120,6 +121,7 @@ def test_nodes_meet_at_an_ipv6_address(run: Run) -> None:
     assert f"rendezvous at [::1]:{run.port}\n" in run.log(1).read_text()
 
 
+@pytest.mark.proof
 def test_a_run_of_fixed_size_waits_for_the_node_with_the_rendezvous(run: Run) -> None:
     first, second = run.node(0, "2"), run.node(1, "2")
     run.wait_for_step(10)
@@ -132,6 +134,7 @@ def test_a_run_of_fixed_size_waits_for_the_node_with_the_rendezvous(run: Run) ->
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.proof
 def test_a_stop_of_every_process_saves_a_checkpoint_even_if_it_is_repeated(run: Run) -> None:
     """Slurm signals each process of a step, those that load data included, and some twice."""
     data = ["--data.num_workers=2", "--checkpoint.every_steps=0"]
@@ -167,6 +170,7 @@ def test_the_stop_of_another_node_does_not(run: Run) -> None:
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.proof
 def test_nodes_that_cannot_take_part_are_refused_and_the_others_train(run: Run) -> None:
     first, second = run.node(0, "3"), run.node(1, "3")
     run.wait_for(lambda: "2 of 3 nodes have come" in run.logs())

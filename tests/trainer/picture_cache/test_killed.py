@@ -62,6 +62,7 @@ def adapters(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (output / "adapters").glob("*.safetensors")}
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_same_files(roots: RunPaths, tmp_path: Path) -> None:
     train(roots, tmp_path / "first")  # the fork server imports everything

@@ -22,6 +22,7 @@ BASE: dict[str, Any] = {
 }
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("nodes", "changes"),
     [

@@ -190,6 +190,7 @@ def test_nobody_is_named(tmp_path: Path, size: int, slow: Slow, only_step: int |
     assert "straggler" not in (tmp_path / "rank_0.txt").read_text()
 
 
+@pytest.mark.proof
 def test_losses_do_not_change_and_the_search_can_be_turned_off(tmp_path: Path) -> None:
     off = {"logging": {"straggler_factor": None}}
     for output, changes in ((tmp_path / "on", {}), (tmp_path / "off", off)):

@@ -148,7 +148,7 @@ def assert_equal(output: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "call", "saved"), POINTS)
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=slow)])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.proof)])
 def test_frozen_ranks_that_continue_change_nothing(
     reference: Path, tmp_path: Path, owner: str, name: str, call: int, saved: int, size: int
 ) -> None:

@@ -70,15 +70,15 @@ BAD_STEPS: list[Any] = [
     (1, 1, INF, make_config(log=1, save=1, steps=4), None),
     (2, 1, NAN, make_config(log=10, save=2, steps=4), None),
     (1, 5, NAN, make_config(log=10, save=2, steps=8), 4),
-    pytest.param(2, 5, INF, make_config(log=10, save=2, steps=8), 4, marks=pytest.mark.slow),
+    pytest.param(2, 5, INF, make_config(log=10, save=2, steps=8), 4, marks=pytest.mark.proof),
     (1, 6, INF, make_config(log=2, save=2, steps=6), 4),  # a log, a save and the last step
-    pytest.param(2, 6, -INF, make_config(log=3, save=2, steps=6), 4, marks=pytest.mark.slow),
+    pytest.param(2, 6, -INF, make_config(log=3, save=2, steps=6), 4, marks=pytest.mark.proof),
     pytest.param(
-        3, 3, INF, make_config(log=7, save=0, steps=8), None, marks=pytest.mark.slow
+        3, 3, INF, make_config(log=7, save=0, steps=8), None, marks=pytest.mark.proof
     ),  # detected four steps later
     (1, 3, INF, make_config(log=50, save=0, steps=6, evaluate=4), None),
     pytest.param(  # the checkpoint of the step before is still being written
-        1, 5, INF, make_config(log=50, save=1, steps=8), 4, marks=pytest.mark.slow
+        1, 5, INF, make_config(log=50, save=1, steps=8), 4, marks=pytest.mark.proof
     ),
 ]
 

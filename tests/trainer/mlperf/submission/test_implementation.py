@@ -84,6 +84,7 @@ def bash(script: Path, *arguments: str, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_scripts_repeat_a_run_at_micro_size_in_an_empty_environment(tmp_path: Path) -> None:
     logged = [run_of(tmp_path / f"run_{seed}", seed, **MICRO) for seed in (7, 8)]

@@ -326,6 +326,7 @@ def seeds(folder: Path) -> list[int]:
     return [line.value for log in logs for line in read_lines(log) if line.key == "seed"]
 
 
+@pytest.mark.proof
 def test_the_median_window_is_the_result_and_the_others_are_enclosed(packaged: Path) -> None:
     scores = []
     for first in range(5):

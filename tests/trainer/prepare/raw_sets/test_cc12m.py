@@ -283,6 +283,7 @@ def arguments(raw: Path, output: Path) -> list[object]:
     return ["prepare", "cc12m", "--input", raw, "--output", output, *options]
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_bytes_are_the_same_after_being_killed_at_any_final_step(
     raw: Path, tmp_path: Path, expected: dict[str, bytes]
@@ -292,6 +293,7 @@ def test_the_bytes_are_the_same_after_being_killed_at_any_final_step(
     assert made_in(tmp_path / "set") == expected
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_bytes_are_the_same_after_being_killed_at_random_times(
     raw: Path, tmp_path: Path, expected: dict[str, bytes]

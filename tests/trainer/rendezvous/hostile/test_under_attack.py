@@ -18,6 +18,7 @@ MAX_MIB, MAX_FILES = 512, 256 + 2 * 2 + 64 + 256
 ATTACKS: dict[str, Attack] = {**WITHOUT_KEY, **WITH_KEY}
 
 
+@pytest.mark.proof
 def test_agents_go_on_whatever_is_sent_to_their_service(tmp_path: Path) -> None:
     with besieged(tmp_path) as job:
         with heartbeats(job.agents):

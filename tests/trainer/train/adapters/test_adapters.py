@@ -219,7 +219,10 @@ OTHERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name",
+    ["ema", *(pytest.param(name, marks=pytest.mark.proof) for name in sorted({*OTHERS} - {"ema"}))],
+)
 def test_optimizers_with_a_state_of_their_own_continue_exactly_and_on_more_ranks(
     models: Path, tmp_path: Path, name: str
 ) -> None:

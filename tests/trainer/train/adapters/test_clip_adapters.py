@@ -153,6 +153,7 @@ def test_several_ranks_train_the_same(
     assert distance(tmp_path, reference) < 1e-3
 
 
+@pytest.mark.proof
 def test_a_killed_run_ends_with_the_same_file_also_on_other_ranks(
     roots: RunPaths, reference: Path, tmp_path: Path
 ) -> None:
