@@ -134,7 +134,12 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["--batch_size=9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
     (["--batch-size", "9"], "mean --schedule.global_batch_size or --parallel.micro_batch_size?"),
     (["--rank=9"], "did you mean --adapter.rank?"),
-    (["--gpus=2"], "--gpus: no such field; did you mean --processes?"),
+    (["--gpus=2"], "did you mean --processes of run, or spec.gpusPerNode of the file?"),
+    (["--dry-run"], "--dry-run: no such field; did you mean fluxtrain plan FILE?"),
+    (
+        ["-o", "x"],
+        "arguments: got '-o'; fields are set as --section.field=value; did you mean --output?",
+    ),
     (["--network_dim=9"], "did you mean --adapter.rank?"),
     (["--resolution=9"], "did you mean --data.image_size or --data.buckets.resolutions?"),
     (["--output_dir=x"], "--output_dir: no such field; did you mean --output?"),
@@ -231,6 +236,32 @@ def test_a_folder_and_bare_fields_lead_to_a_file(
     (file := tmp_path / "bare.yaml").write_text("preset: dev-lora\ndata: {images: good}\n")
     assert main([command, str(file)]) == EXIT_USAGE
     assert "is spec.run of a FluxTraining: put it there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("micor.yaml", "micor.yaml: cannot be read (No such file or directory); did you mean micro.yaml?"),
+        ("demo.yml", "(No such file or directory); did you mean examples/demo.yaml?"),
+        ("my-cats", "(No such file or directory); of a folder of pictures, fluxtrain init FOLDER"),
+        ("a.png", "a.png: is a picture; fluxtrain init . writes a file for its folder"),
+        ("cats/b.JPG", "b.JPG: is a picture; fluxtrain init cats writes a file for its folder"),
+    ],
+)  # fmt: skip
+def test_what_is_no_file_leads_to_one(
+    name: str,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for each in ("micro.yaml", "examples/demo.yaml", "a.png", "cats/b.JPG"):
+        Path(each).parent.mkdir(exist_ok=True)
+        Path(each).write_bytes(b"\xff")
+    for command in ("run", "plan"):
+        assert main([command, name]) == EXIT_USAGE
+        assert line in capsys.readouterr().err
 
 
 def test_all_unknown_options_are_reported(refused: Refused) -> None:

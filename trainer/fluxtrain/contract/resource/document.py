@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mimetypes
 import re
 import shlex
 from collections.abc import Hashable
@@ -10,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fluxtrain.contract.model_base import validate
+from fluxtrain.contract.model_base import closest, validate
 from fluxtrain.contract.resource.fluxtraining import FluxTraining
 from fluxtrain.errors import UNSET, ConfigError
 
@@ -83,6 +84,12 @@ def load_job(path: Path) -> FluxTraining:
     if path.is_dir():
         text = f"is a folder; of pictures, fluxtrain init {shlex.quote(str(path))} writes a file"
         raise ConfigError(str(path), UNSET, text)
+    if (mimetypes.guess_type(path.name)[0] or "").startswith("image/"):
+        text = f"is a picture; fluxtrain init {shlex.quote(str(path.parent))} writes a file for its folder"
+        raise ConfigError(str(path), UNSET, text)
+    if not path.exists():
+        text = f"cannot be read (No such file or directory){_instead(path)}"
+        raise ConfigError(str(path), UNSET, text)
     values = parse_yaml(read_text(path), str(path))
     text = "must be one FluxTraining, a mapping with apiVersion and kind"
     if not isinstance(values, dict):
@@ -97,6 +104,15 @@ def load_job(path: Path) -> FluxTraining:
 _FOREIGN = {".toml", ".env", ".sh"}
 _KEYS = {"apiVersion", "kind", "metadata", "spec"}
 BARE_RUN = "is spec.run of a FluxTraining: put it there (docs/config.md)"
+
+
+def _instead(path: Path) -> str:
+    files = [*Path("examples").glob("*.yaml"), *path.parent.glob("*.yaml")]
+    by_name = {file.stem: file for file in files}
+    if name := closest(path.stem, by_name):
+        return f"; did you mean {by_name[name]}?"
+    is_file = path.suffix in (".yaml", ".yml", ".json")
+    return "" if is_file else "; of a folder of pictures, fluxtrain init FOLDER writes a file"
 
 
 def _import(path: Path) -> str:

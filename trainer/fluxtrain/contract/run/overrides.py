@@ -37,7 +37,8 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
         parts = name.removeprefix("--").split(".")
         has_value = equals or (remaining and not remaining[0].startswith("--"))
         if not argument.startswith("--"):
-            text = "fields are set as --section.field=value"
+            meant = "; did you mean --output?" if argument == "-o" else ""
+            text = f"fields are set as --section.field=value{meant}"
             errors.append(ConfigError("arguments", argument, text))
             continue
         if has_value and not equals:
@@ -59,14 +60,16 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
 
 
 _OTHER_NAMES = {
-    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "logging_dir"), ("output",)),
-    **dict.fromkeys(("data_dir", "dataroot", "train_data_dir"), ("data", "data.images")),
-    **dict.fromkeys(("model_dir", "modelroot"), ("models",)),
+    **dict.fromkeys(("output_dir", "out_dir", "save_dir", "logging_dir"), "--output"),
+    **dict.fromkeys(("data_dir", "dataroot", "train_data_dir"), "--data or --data.images"),
+    **dict.fromkeys(("model_dir", "modelroot"), "--models"),
     **dict.fromkeys(
-        ("gpus", "num_gpus", "ngpu", "num_processes", "nproc_per_node"), ("processes",)
+        ("gpus", "num_gpus", "ngpu", "num_processes", "nproc_per_node"),
+        "--processes of run, or spec.gpusPerNode of the file",
     ),
+    "dry_run": "fluxtrain plan FILE",
 }
-"""Other trainers' names, and the options of ``fluxtrain run``."""
+"""Other trainers' names, and what they are here."""
 
 
 def _unknown(parts: list[str]) -> str | None:
@@ -77,9 +80,9 @@ def _unknown(parts: list[str]) -> str | None:
             return ""
         if part not in model.model_fields:
             near = "" if model is RunConfig else near_miss(part, model.model_fields)
-            fields = meant_fields(part, RunConfig) or _OTHER_NAMES.get(part.replace("-", "_"), ())
-            options = [f"--{name}" for name in fields]
-            meant = f"; did you mean {' or '.join(options)}?" if options else ""
+            options = " or ".join(f"--{name}" for name in meant_fields(part, RunConfig))
+            options = options or _OTHER_NAMES.get(part.replace("-", "_"), "")
+            meant = f"; did you mean {options}?" if options else ""
             return near or meant or did_you_mean(part, model.model_fields)
         model = model_of(model.model_fields[part].annotation)
     return None
