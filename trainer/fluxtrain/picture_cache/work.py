@@ -47,6 +47,7 @@ from fluxtrain.encode.encoders import check_files
 from fluxtrain.encode.files import autoencoder_fingerprint, text_fingerprint
 from fluxtrain.errors import DataError, JoinedDataError, one_line
 from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.progress import counted
 from fluxtrain.runtime.progress_bar import ProgressBar
 from fluxtrain.runtime.safetensors import read_header, read_tensor
 
@@ -433,9 +434,11 @@ def _summary(work: CachedPictures) -> str:
     captions = sum(1 for sample in samples if not sample.caption)
     held_out = () if work.stored is None else work.stored.validation
     return (
-        f"{len(samples)} pictures, {sum(each.repeats for each in samples)} samples in an epoch"
+        f"{counted(len(samples), 'picture')}, "
+        f"{counted(sum(each.repeats for each in samples), 'sample')} in an epoch"
         + f", {captions} without caption" * bool(captions)
         + f", {len(held_out)} held out" * bool(held_out)
-        + f", {num_lost(work.skipped)} files skipped" * bool(work.skipped)
-        + f" · {pictures} pictures and {texts} captions to encode in {work.cache.folder}"
+        + f", {counted(num_lost(work.skipped), 'file')} skipped" * bool(work.skipped)
+        + f" · {counted(pictures, 'picture')} and {counted(texts, 'caption')} to encode in "
+        + str(work.cache.folder)
     )

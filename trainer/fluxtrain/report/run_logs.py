@@ -36,7 +36,7 @@ from fluxtrain.report.records import (
 )
 from fluxtrain.report.sinks import open_sinks
 from fluxtrain.runtime.devices import Peak
-from fluxtrain.runtime.progress import Progress
+from fluxtrain.runtime.progress import Progress, counted
 from fluxtrain.state.run_state import Fence, RunState
 
 
@@ -77,7 +77,7 @@ class RunLogs:
         """Print the size of the run on one line; MFU is a fraction of ``peak``."""
         self.page.hardware = f"{world.size} × {world.device.type}"
         self.console.print_line(
-            f"{parameters} · {self._shares.global_batch_size} samples a step on "
+            f"{parameters} · {counted(self._shares.global_batch_size, 'sample')} a step on "
             f"{world.size} × {world.device.type}"
             + _division(self._config, self._shares, world)
             + f" · attention: {attention_on(world.device, self._config)}"
@@ -158,7 +158,8 @@ class RunLogs:
         records = read_records(output / METRICS_FILE)
         save_loss_curve(output / LOSS_FILE, records, target, self.mlperf.band)
         self.console.print_line(
-            f"{run.status} at step {run.step}: {run.samples:,} samples in {duration(run.train_seconds)}"
+            f"{run.status} at step {run.step}: {counted(run.samples, 'sample')} in "
+            f"{duration(run.train_seconds)}"
         )
 
 

@@ -107,6 +107,11 @@ def binary(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.2f} GiB"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return ``count`` with its ``noun``, in the ``plural`` unless it is 1."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def decimal(number: float, unit: str) -> str:
     """Return ``number`` with four digits and a decimal prefix of ``unit``."""
     power = 0
