@@ -111,9 +111,8 @@ def test_pairs_are_found_by_their_folders(
     if control:
         (here / f"edits/{control}/0.png").unlink()
         for path in (here / f"edits/{control}").glob("*.png"):
-            Image.new("L", SIZES[0] if base == "kontext" else SIZES[int(path.stem) % 3], 255).save(
-                path
-            )
+            size = (192, 128) if base == "kontext" else SIZES[int(path.stem) % 3]
+            Image.new("L", size, 255).save(path)
     assert init("edits", "--gpu=mi300x", f"--base={base}") == EXIT_OK
     config = written("edits.yaml")
     assert (config.model.condition, config.initial_weights) == (base, weights)
@@ -184,6 +183,29 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--gpu=h100"], "--trigger: none of the 6 pictures has a caption: give a word"),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),
+        (["t.zip"], "PICTURES: got 't.zip'; is an archive; unpack it, and name its folder"),
+        (["t.tar.gz"], "PICTURES: got 't.tar.gz'; is an archive; unpack it, and name its folder"),
+        (["cats/1.png"], "PICTURES: got 'cats/1.png'; is one picture; name its folder"),
+        (
+            ["https://a.b/cats"],
+            "PICTURES: got 'https://a.b/cats'; is an address: download its pictu",
+        ),
+        (
+            ["s3://cats"],
+            "'s3://cats'; is an address: download its pictures and name their folder, or set ",
+        ),
+        (
+            ["bad", "--gpu=h100"],
+            "bad: 2 of 6 pictures cannot be used; at most a tenth may be",
+        ),
+        (["bad", "--gpu=h100"], "skipped latin.png: its caption latin.txt is not UTF-8"),
+        (["bad", "--gpu=h100"], "\nmend or remove the files; captions must be UTF-8\n"),
+        (["cats", "--steps=5"], "; init writes spec.run.schedule.steps: change it in the file"),
+        (
+            ["cats", "-o", "x.yaml"],
+            "arguments: got '-o x.yaml'; no such option; did you mean --output?",
+        ),
+        (["cats", "--gpus=2"], "--gpus=2'; no such option; did you mean --gpus-per-node?"),
         (["cats", "--base=kontext"], "cats'; lacks target and control: FLUX.1 Kontext [dev] make"),
         (["cats", "--base=sd15"], "--base: got 'sd15'; must be dev or schnell or kontext or fill"),
         (["cats"], "; or --base=demo, the model of `make run`, which trains on a CPU"),
@@ -220,6 +242,12 @@ def test_what_is_missing_is_said(
     for name in ("target", "masks"):
         (here / "pairs" / name).mkdir(parents=True)
     (here / "kept.yaml").write_text("mine")
+    for name in ("t.zip", "t.tar.gz"):
+        (here / name).write_bytes(b"x")
+    bad = write_pictures(here / "bad", captions=4)
+    (bad / "4.png").write_bytes(b"")
+    (bad / "5.png").rename(bad / "latin.png")
+    (bad / "latin.txt").write_bytes("Käse".encode("latin-1"))
     assert init(*words) != EXIT_OK
     assert error in capsys.readouterr().err
     assert not (here / "cats.yaml").exists()
@@ -339,12 +367,82 @@ def test_the_command_in_the_file_plans_for_its_own_gpu(
     assert "1 × RX 7900 XTX." in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_skipped_picture_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (write_pictures(here / "cats") / "bad.png").write_text("no picture")
+def cut_off(here: Path) -> bytes:
+    Image.effect_noise((96, 64), 64).save(here / "whole.jpg")
+    return (here / "whole.jpg").read_bytes()[:900]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("bad.png", "no picture in a format that is read"),
+        ("cut.jpg", "corrupt or cut off ("),
+        ("empty.avif", "the file is empty"),
+    ],
+)
+def test_a_skipped_picture_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str
+) -> None:
+    content = {"bad.png": b"no picture", "cut.jpg": cut_off(here), "empty.avif": b""}[name]
+    (write_pictures(here / "cats") / name).write_bytes(content)
     assert init("cats", "--trigger=ohwx", "--gpu=h100") == EXIT_OK
     said = capsys.readouterr().out
-    assert "  skipped bad.png: no picture in a format that is read" in said
+    assert said.startswith("cats.yaml: 6 pictures, 300 steps of 4 ")
+    assert f"  skipped {name}: {reason}" in said
     assert "  1 file is skipped" in said
+
+
+@pytest.mark.parametrize(
+    ("captions", "words", "said", "fields"),
+    [
+        (["a cat", ""], [], "1 of 2 pictures without a caption: trained on the empty prompt", ()),
+        (["a cat", ""], ["ohwx"], "1 of 2 pictures without a caption: trained on 'ohwx'", ("ohwx", "")),
+        (["Ohwx, a cat", "", ""], ["ohwx"], "2 of 3 pictures without a caption: trained on 'ohwx'",
+         ("", "ohwx")),
+        (["ohwx, a cat", "a dog"], ["ohwx"], "1 of 2 captions with 'ohwx' already, which they have twice now",
+         ("ohwx", "")),
+        (["a party", "a cart"], ["art"], "", ("art", "")),
+    ],
+)  # fmt: skip
+def test_what_is_trained_without_a_caption_or_with_the_trigger_in_it_is_said(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    captions: list[str],
+    words: list[str],
+    said: str,
+    fields: tuple[str, ...],
+) -> None:
+    folder = write_pictures(here / "cats", count=len(captions))
+    for index, caption in enumerate(captions):
+        (folder / f"{index}.txt").write_text(caption)
+    assert init("cats", "--gpu=h100", *(f"--trigger={word}" for word in words)) == EXIT_OK
+    assert said in capsys.readouterr().out
+    data = written("cats.yaml").data
+    assert (data.caption_prefix, data.class_tokens) == (fields or ("", ""))
+
+
+@pytest.mark.parametrize(("scale", "size"), [(2, 512), (16, 1024)])
+def test_a_check_of_the_folder_has_the_sizes_of_the_file(
+    here: Path, capsys: pytest.CaptureFixture[str], scale: int, size: int
+) -> None:
+    write_pictures(here / "cats", scale=scale)
+    assert main(["data", "check", "cats", "--json"]) == EXIT_OK
+    checked = json.loads(capsys.readouterr().out)
+    assert init("cats", "--trigger=ohwx", "--gpu=h100") == EXIT_OK
+    assert (written("cats.yaml").data.image_size, written("cats.yaml").data.buckets) != (size, None)
+    capsys.readouterr()
+    assert main(["data", "check", "-f", "cats.yaml", "--json"]) == EXIT_OK
+    of_file = json.loads(capsys.readouterr().out)
+    sizes = [[(each["width"], each["height"]) for each in of["sizes"]] for of in (checked, of_file)]
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == 3
+    assert not checked["much_cropped"]
+
+
+def test_a_folder_named_as_a_file_is_a_source(here: Path) -> None:
+    write_pictures(here / "cats.yaml", captions=6)
+    assert init("cats.yaml", "--gpu=h100") == EXIT_OK
+    assert str(written("cats-yaml.yaml").data.images) == str(here / "cats.yaml")
 
 
 def test_a_name_loses_the_marks_of_its_letters(here: Path) -> None:

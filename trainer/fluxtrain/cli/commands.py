@@ -82,16 +82,33 @@ def run_command(arguments: list[str] | None) -> int:
         meant = _OTHER_WORDS.get(first) or (near[0] if near else "")
         hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
         raise ConfigError("COMMAND", first, f"there is none of this name; {hint}")
-    parsed, rest = make_parser(first).parse_known_args(words)
+    parser = make_parser(first)
+    parsed, rest = parser.parse_known_args(words)
     if isinstance(getattr(parsed, "paths", None), list) and not _options(rest):
         from fluxtrain.cli.arguments import path
 
         parsed.paths += map(path, rest)  # those after an option: argparse stops at the first
         rest = []
     if rest and not parsed.takes_overrides:
-        raise ConfigError("arguments", " ".join(rest), "no such option")
+        text = f"no such option{_meant(parser, first, rest[0])}"
+        raise ConfigError("arguments", " ".join(rest), text)
     parsed.overrides = rest
     return int(parsed.action(parsed))
+
+
+def _meant(parser: argparse.ArgumentParser, command: str, given: str) -> str:
+    from fluxtrain.contract.model_base import meant_fields, near_miss
+    from fluxtrain.contract.run.config import RunConfig
+
+    name = given.partition("=")[0]
+    name = name if name.startswith("--") else f"-{name}"
+    choices: Any = parser._subparsers and parser._subparsers._group_actions[0].choices
+    options = choices[command]._option_string_actions
+    if begun := [each for each in options if each.startswith(name)]:
+        return f"; did you mean {begun[0]}?"
+    if command == "init" and (fields := meant_fields(name[2:], RunConfig)):
+        return f"; init writes spec.run.{fields[0]}: change it in the file"
+    return near_miss(name, options)
 
 
 def _options(texts: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +39,7 @@ from fluxtrain.errors import (
     one_line,
     redacted,
 )
-from fluxtrain.runtime.progress import binary
+from fluxtrain.runtime.progress import binary, counted
 
 if TYPE_CHECKING:
     from fluxtrain.data.pictures.inspection import ContactSheet, Inspection, Look
@@ -74,7 +74,8 @@ def add_data(commands: Commands) -> None:
     check.add_argument("-f", "--file", type=path, metavar="FILE", help=text)
     text = "root of relative paths (default: that of fluxtrain run, else the current folder)"
     check.add_argument("--data", type=path, help=text)
-    text = f"with SOURCE: side in pixels of the training's squares (default: {_SIZE})"
+    text = "with SOURCE: side in pixels of the training's squares "
+    text += f"(default: a folder's sizes as of fluxtrain init, else {_SIZE})"
     check.add_argument("--image-size", type=whole_number, help=text)
     text = f"PNG to write (default: {FILE}, if it can be); only a contact sheet is replaced"
     check.add_argument("--contact-sheet", type=path, help=text)
@@ -158,7 +159,11 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
                 f"fluxtrain run looks in {root}, or in --data",
                 file=sys.stderr,
             )
-        run = run_of_source(arguments.source, _root(arguments), arguments.image_size)
+        data_root = _root(arguments)
+        run = run_of_source(arguments.source, data_root, arguments.image_size)
+        if arguments.image_size is None and (data_root / arguments.source).is_dir():
+            with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
+                run = merge(run, {"data": chosen_sizes(merge(run, overrides), data_root)})
         config = resolve(merge(run, overrides))
     if config.data.images is None:
         raise ConfigError("spec.run.data.images", None, "must name the pictures that are checked")
@@ -191,6 +196,14 @@ def run_of_source(source: str, data_root: Path, image_size: int | None = None) -
     return {"preset": "dev-lora", "data": {"images": source, **sizes}}
 
 
+def chosen_sizes(run: dict[str, Any], data_root: Path) -> dict[str, Any]:
+    """Return the fields of ``data`` for sizes that fit the pictures of ``run``, {} if none can be used."""
+    from fluxtrain.plan.first_file import SIDES, sizes
+
+    config = resolve(merge(run, {"data": {"image_size": SIDES[-1], "buckets": None}}))
+    return sizes(check_pictures(config, data_root, decodes=False).inspection)
+
+
 def _print_notes(config: RunConfig, data_root: Path) -> None:
     from fluxtrain.data.pictures.subset import notes
 
@@ -208,8 +221,13 @@ def _root(arguments: argparse.Namespace) -> Path:
     return Path()
 
 
-def check_pictures(config: RunConfig, root: Path, decodes: bool = True) -> PictureCheck:
-    """Return what ``config`` makes of its pictures below ``root``, which it ``decodes`` or only reads."""
+def check_pictures(
+    config: RunConfig, root: Path, decodes: bool = True, known: Mapping[str, str] | None = None
+) -> PictureCheck:
+    """Return what ``config`` makes of its pictures below ``root``, which it ``decodes`` or only reads.
+
+    Those that are ``known`` to be unusable, by names with the reason, are skipped.
+    """
     from fluxtrain.picture_cache.check import check_run, run_pictures
     from fluxtrain.runtime.progress_bar import ProgressBar
 
@@ -220,6 +238,8 @@ def check_pictures(config: RunConfig, root: Path, decodes: bool = True) -> Pictu
             run_pictures(config, paths, is_shown) as (pictures, skipped, left_out),
             ProgressBar("check", len(pictures), is_shown=is_shown) as bar,
         ):
+            pictures = [each for each in pictures if each.label not in (known or {})]
+            skipped |= known or {}
             return check_run(config, pictures, skipped, left_out, lambda: bar.advance(1), decodes)
 
 
@@ -289,7 +309,9 @@ def pack_data(arguments: argparse.Namespace) -> int:
             packed = pack(pictures, arguments.output, arguments.shard_size, lambda: bar.advance(1))
     for name, reason in (skipped | packed.left_out | left_out).items():
         print(one_line(f"left out {name}: {reason}"), file=sys.stderr)
-    print(f"{arguments.output}: {packed.pictures} pictures in {packed.shards} shards")
+    print(
+        f"{arguments.output}: {counted(packed.pictures, 'picture')} in {counted(packed.shards, 'shard')}"
+    )
     if repeats := {picture.repeats for picture in pictures} - {1}:
         print(f"each is used {max(repeats)} times in an epoch: set spec.run.data.repeats")
     return EXIT_OK
@@ -303,20 +325,20 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     found = check.inspection
     kinds = ", ".join(f"{count} {suffix[1:]}" for suffix, count in found.kinds().most_common())
     source = redacted(str(config.data.images))
-    yield f"{source}: {_counted(len(found.used), 'picture')} can be used ({kinds})"
+    yield f"{source}: {counted(len(found.used), 'picture')} can be used ({kinds})"
     yield from _folders(found)
     yield _sizes(found, config)
     schedule, samples = config.schedule, sum(check.samples.values())
     epochs = schedule.epochs or check.steps / check.steps_per_epoch
     yield (
-        f"an epoch: {_counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
+        f"an epoch: {counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
         f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
     )
     if check.held_out:
-        yield f"held out for the evaluation: {_counted(check.held_out, 'picture')}, at eight timesteps each"
+        yield f"held out for the evaluation: {counted(check.held_out, 'picture')}, at eight timesteps each"
     yield (
-        f"to encode: {check.latents} latents and {check.captions} captions, the empty one too; "
-        f"{binary(check.cache_bytes)}"
+        f"to encode: {counted(check.latents, 'latent')} and {counted(check.captions, 'caption')}, "
+        f"the empty one too; {binary(check.cache_bytes)}"
     )
     if config.data.buckets is not None:
         yield from _buckets(config, check, names_all)
@@ -375,7 +397,7 @@ def _by_folder(found: Inspection) -> dict[str, int]:
 
 def _folders(found: Inspection) -> Iterator[str]:
     for folder, samples in _by_folder(found).items():
-        yield f"  {folder}: {_counted(samples, 'sample')} in an epoch"
+        yield f"  {folder}: {counted(samples, 'sample')} in an epoch"
 
 
 def _sizes(found: Inspection, config: RunConfig) -> str:
@@ -393,15 +415,15 @@ def _buckets(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterato
     most = len(check.samples) if names_all else _MAX_BUCKETS
     small = sum(count < batch for count in check.samples.values())
     yield (
-        f"{_counted(len(check.samples), 'bucket')}"
+        f"{counted(len(check.samples), 'bucket')}"
         + (f", {small} with fewer samples than a batch of {batch}" if small else "")
         + ":"
     )
     for (width, height), count in check.samples.most_common(most):
         batches, rest = divmod(count, batch)
-        parts = [_counted(batches, "batch", "batches")] if batches else []
+        parts = [counted(batches, "batch", "batches")] if batches else []
         parts += [f"one of {rest}"] if rest else []
-        yield f"  {width} x {height}: {_counted(count, 'sample')}, {' and '.join(parts)}"
+        yield f"  {width} x {height}: {counted(count, 'sample')}, {' and '.join(parts)}"
     if len(check.samples) > most:
         yield f"  … and {len(check.samples) - most} more (--all names them)"
 
@@ -440,14 +462,10 @@ def _named(
 ) -> Iterator[str]:
     if not (listed := list(lines)):
         return
-    yield f"{_counted(len(listed), unit, plural)} {title}:"
+    yield f"{counted(len(listed), unit, plural)} {title}:"
     yield from (f"  {line}" for line in listed[:most])
     if len(listed) > most:
         yield f"  … and {len(listed) - most} more (--all names them)"
-
-
-def _counted(count: int, noun: str, plural: str = "") -> str:
-    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def add_convert(commands: Commands) -> None:

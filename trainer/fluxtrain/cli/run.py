@@ -30,7 +30,7 @@ from fluxtrain.cli.arguments import (
     run_task,
     whole_number,
 )
-from fluxtrain.cli.data import check_pictures, run_of_source
+from fluxtrain.cli.data import check_pictures, chosen_sizes, run_of_source
 from fluxtrain.contract.process import (
     ADAPTERS_FOLDER,
     CHECKPOINTS_FOLDER,
@@ -49,7 +49,8 @@ from fluxtrain.contract.run.config import RunConfig, require_replicas
 from fluxtrain.contract.run.overrides import refuse_variables
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.setting import Setting
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.data.pictures.folder import no_folder
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, JoinedDataError, StorageError
 from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 from fluxtrain.rendezvous.messages import MAX_NODES
@@ -370,6 +371,7 @@ def add_init(commands: Commands) -> None:
 
 def write_first_file(arguments: argparse.Namespace) -> int:
     """Look at the pictures, write the file, and print how to fetch, run and look."""
+    from fluxtrain.data.pictures.faults import num_lost
     from fluxtrain.picture_cache.work import named
     from fluxtrain.plan import first_file
 
@@ -390,15 +392,21 @@ def write_first_file(arguments: argparse.Namespace) -> int:
         raise ConfigError("--trigger", trigger, text)
     machine = _machine(arguments, base)
     source = run_of_source(images["images"], root, base.side or first_file.SIDES[-1])
-    config = resolve(merge(source, {"model": base.run.get("model", {}), "data": images}))
+    source = merge(source, {"model": base.run.get("model", {}), "data": images})
+    images |= {"image_size": base.side} if base.side else chosen_sizes(source, root)
+    config = resolve(merge(source, {"data": images}))
     look = check_pictures(config, root)
-    if refusal := look.refusal(config):
-        raise refusal
+    skipped = look.inspection.skipped
+    if look.refusal(config):
+        lost, used = num_lost(skipped), len(look.inspection.used)
+        begin = f"{root / given}: {lost} of {used + lost} pictures cannot be used; at most a tenth may be"
+        last = "mend or remove the files; captions must be UTF-8"
+        raise JoinedDataError([begin, *named(skipped, None), last])
     run = first_file.first_run(
         images, look.inspection, name, arguments.trigger or None, base, machine
     )
     config = resolve(run)
-    look = check_pictures(config, root, decodes=False)
+    look = check_pictures(config, root, decodes=False, known=skipped)
     about = first_file.summary(config, len(look.inspection.used), look.steps, machine)
     text = first_file.file_text(name, run, config, about, machine, base)
     try:
@@ -406,7 +414,8 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
     print(f"{file}: {about}")
-    for line in named(look.inspection.skipped, None):
+    notes = first_file.caption_notes(config, look.inspection)
+    for line in [*named(look.inspection.skipped, None), *notes]:
         print(f"  {line}")
     for line in _next_steps(arguments, file, name, config):
         print(line)
@@ -429,7 +438,12 @@ def _pictures(arguments: argparse.Namespace) -> tuple[Path, str]:
                 return root, str(whole.relative_to(above))
             return (root, str(whole)) if arguments.nodes == 1 else (whole.parent, whole.name)
     text = f"must be a folder; there is none here, nor below {root}"
-    raise ConfigError("PICTURES", str(given), text)
+    if ":/" in str(given):  # a path has lost a slash of an address
+        text = "is an address: download its pictures and name their folder, or set "
+        text += "spec.run.data.images of a file to it: fluxtrain fetch FILE fetches them"
+    elif given.exists():
+        text = no_folder(given)
+    raise ConfigError("PICTURES", str(given).replace(":/", "://", 1), text)
 
 
 def _machine(arguments: argparse.Namespace, base: Base) -> Machine:

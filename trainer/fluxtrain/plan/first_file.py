@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fluxtrain.model.cost import host_sizes
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import duration, gib
 from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible, plain
-from fluxtrain.runtime.progress import binary
+from fluxtrain.runtime.progress import binary, counted
 from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
 
@@ -210,9 +211,9 @@ def first_run(
     base: Base,
     machine: Machine,
 ) -> dict[str, Any]:
-    """Return ``spec.run`` of a LoRA on the pictures ``found`` by ``images`` that fits ``machine``.
+    """Return ``spec.run`` of a LoRA on the pictures ``found`` by ``images``, fields of ``data``.
 
-    Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits.
+    Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits ``machine``.
     """
     count, batch = len(found.used), max(_BATCH, machine.num_ranks)
     samples = min(_SAMPLES_EACH * count, max(_LEAST_SAMPLES, _EACH_OF_MANY * count))
@@ -228,10 +229,9 @@ def first_run(
         "data": {
             **base.run.get("data", {}),
             **images,
-            "image_size": base.side or _side(found),
-            **({} if base.side or _are_square(found) else {"buckets": {}}),
             "repeats": repeats,
             **({"caption_prefix": prefix} if prefix else {}),
+            **({"class_tokens": trigger} if trigger and not prefix and not all(captions) else {}),
         },
         "adapter": {"rank": 16, "alpha": 16.0},
         "adapter_file": {"name": name, "every_steps": period},
@@ -265,7 +265,27 @@ def _prefix(captions: Sequence[str], trigger: str | None) -> str:
             text = f"none of the {len(captions)} pictures has a caption: give a word that stands for them"
             raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx")
         return ""
-    return "" if all(trigger in caption for caption in captions) else trigger
+    return "" if all(map(_has(trigger), filter(None, captions))) and any(captions) else trigger
+
+
+def _has(trigger: str) -> Callable[[str], object]:
+    """Return what finds ``trigger`` in a caption, as whole words in any case."""
+    return re.compile(rf"(?<!\w){re.escape(trigger.strip())}(?!\w)", re.IGNORECASE).search
+
+
+def caption_notes(config: RunConfig, found: Inspection) -> Iterator[str]:
+    """Yield what is trained of the pictures ``found`` without a caption, if only some have none.
+
+    Also how many captions have the prefix already.
+    """
+    count, lacking, prefix = len(found.used), len(found.without_caption), config.data.caption_prefix
+    if 0 < lacking < count:
+        caption = found.without_caption[0].picture.caption
+        prompt = repr(caption) if caption else "the empty prompt"
+        yield f"{lacking} of {count} pictures without a caption: trained on {prompt}"
+    captions = [look.picture.file.caption for look in found.used]
+    if prefix and (doubled := sum(map(bool, map(_has(prefix), captions)))):
+        yield f"{doubled} of {count - lacking} captions with {prefix!r} already, which they have twice now"
 
 
 def _prompts(captions: Sequence[str], prefix: str, trigger: str | None) -> list[str]:
@@ -280,15 +300,18 @@ def _prompts(captions: Sequence[str], prefix: str, trigger: str | None) -> list[
     return [trigger, f"a photo of {trigger}", f"a drawing of {trigger}"]
 
 
-def _side(found: Inspection) -> int:
-    """Return the side of a square with as many pixels as at least half of the pictures have."""
+def sizes(found: Inspection) -> dict[str, Any]:
+    """Return the fields of ``data`` for the sizes of a training on the pictures ``found``, {} without any.
+
+    A square has as many pixels as at least half of the pictures have; other shapes have buckets.
+    """
     sides = sorted((look.width * look.height) ** 0.5 for look in found.used)
+    if not sides:
+        return {}
     middle = sides[len(sides) // 2]
-    return next((side for side in SIDES if middle >= _ENLARGED * side), SIDES[-1])
-
-
-def _are_square(found: Inspection) -> bool:
-    return all(look.width == look.height for look in found.used)
+    side = next((side for side in SIDES if middle >= _ENLARGED * side), SIDES[-1])
+    are_square = all(look.width == look.height for look in found.used)
+    return {"image_size": side, **({} if are_square else {"buckets": {}})}
 
 
 def fitting(run: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
@@ -319,8 +342,8 @@ def summary(config: RunConfig, pictures: int, steps: int, machine: Machine) -> s
     assert used is not None, "it was chosen to fit"
     batch, total = config.schedule.global_batch_size, machine.gpu.memory_bytes
     parts = [
-        "1 picture" if pictures == 1 else f"{pictures} pictures",
-        f"{steps:,} steps of {batch} on {machine}",
+        counted(pictures, "picture"),
+        f"{counted(steps, 'step')} of {batch} on {machine}",
         f"{gib(used)} of {gib(total)} by plan",
     ]
     if machine.gpu.name in GPUS:

@@ -42,6 +42,7 @@ _OTHER_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".wmv", ".mpg", ".mpeg", ".3gp"),
 )
 """Pictures and films that are not read: they are listed, other files are not looked at."""
+_ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
 _OUT = "is a link that leads out of {}; copy the file"
 
 
@@ -98,8 +99,7 @@ def list_pictures(
     metadata file is malformed.
     """
     if not folder.is_dir():
-        text = "is not a folder" if folder.exists() else "missing"
-        raise DataError(f"{folder}: {text}; it should hold pictures{hint}")
+        raise DataError(f"{folder}: {no_folder(folder)}; it should hold pictures{hint}")
     root = root if root and folder.resolve().is_relative_to(root.resolve()) else folder
     absent = absent or {}
     tree = _Tree(folder, root)
@@ -124,6 +124,19 @@ def list_pictures(
     if not pictures and not skipped and not may_be_empty:
         raise DataError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){hint}")
     return Listing(folder, pictures, dict(sorted(skipped.items())), dict(sorted(left_out.items())))
+
+
+def no_folder(path: Path) -> str:
+    """Return what ``path`` is, which is no folder, and what to do."""
+    if not path.exists():
+        is_home = "~" in path.parts
+        return "missing" + "; write the whole path: only a shell expands ~" * is_home
+    if path.suffix.lower() in _ARCHIVES:
+        return "is an archive; unpack it, and name its folder"
+    if path.is_file() and not path.stat().st_size:
+        return "is an empty file, not a folder"
+    is_picture = path.suffix.lower() in (*SUFFIXES, *_OTHER_SUFFIXES)
+    return "is one picture; name its folder" if is_picture else "is not a folder"
 
 
 def _pictures(
