@@ -20,9 +20,11 @@ def _gradients(values: Mapping[str, Any]) -> int:
     heads, hidden, rows = values["heads"], values["hidden"], values["rows"]
     tokens = values["count"] * values["width"] * 2
     blocks = -(-values["count"] // (values["tokens"] * values["steps"]))
-    sums = (3 * heads + hidden) * values["has_bias"] + 2 * -(-heads // rows)
+    groups = -(-heads // rows)
+    sums = (3 * heads + hidden) * values["has_bias"] + 2 * groups
     moved = tokens * (2 * (3 * heads + hidden) + 2 * heads + hidden)
-    return moved + 4 * blocks * sums * values["width"]
+    largest = (3 * groups + -(-hidden // rows)) * values["has_largest"]
+    return moved + 4 * blocks * (sums * values["width"] + largest)
 
 
 OWN: dict[str, Callable[[Mapping[str, Any]], int]] = {

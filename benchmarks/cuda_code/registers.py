@@ -25,11 +25,17 @@ from fluxtrain.model import kernels
 from fluxtrain.optim import fused
 
 _TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
-_TABLES = {"cos": "*fp32", "sin": "*fp32", "scale_sums": "*fp32", "bias_sums": "*fp32"}
+_TABLES = {
+    "cos": "*fp32",
+    "sin": "*fp32",
+    "scale_sums": "*fp32",
+    "bias_sums": "*fp32",
+    "largest": "*fp32",
+}
 _ODD = {"first", "n", "count"}
 """Numbers that need not be multiples of 16."""
 _HEADS = {"width": 128, "tokens": kernels._TOKENS, "rows": kernels._ROWS}
-_GRADIENTS = {**_HEADS, "steps": kernels._STEPS, "has_bias": True}
+_GRADIENTS = {**_HEADS, "steps": kernels._STEPS, "has_bias": True, "has_largest": True}
 _ADAMW = {"chunk": fused._CHUNK, "block": fused._BLOCK, "has_copy": True, "is_aligned": True}
 _POINTERS = {
     "table": "*i64",

@@ -32,6 +32,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError
 from fluxtrain.launch.several_nodes import _differences
 from fluxtrain.launch.torchrun import write_config
+from fluxtrain.model import fp8
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock, rotation
 from fluxtrain.model.lora import is_adapter
 from fluxtrain.model.loss import FlowLoss
@@ -114,6 +115,27 @@ def test_kernels_compute_the_same_with_any_layers(interpreted: Interpreted, laye
     interpreted(MODULE)
     config = resolve(merge_all(RUN, LAYERS[layers]))
     require_equal(config, World.alone(), TOLERANCES.get(layers, 2e-5))
+
+
+def test_kernels_tell_the_largest_value_of_a_gradient_to_the_bit(
+    interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels, rounded, told = interpreted(MODULE), fp8.rounded, list[tuple[Tensor, Tensor]]()
+
+    def noting(matrix: Tensor, *how: Any) -> Any:
+        if isinstance(how[-1], Tensor):
+            told.append((how[-1], matrix.float().abs().amax()))
+        return rounded(matrix, *how)
+
+    monkeypatch.setattr(fp8, "rounded", noting)
+    gradients(resolve(merge_all(RUN, LAYERS["fp8 tensorwise"])), World.alone(), ["blocks"])
+    assert len(told) == 2 + 2 * 4, "all layers of a single and of a double block"
+    assert all(largest.equal(expected) for largest, expected in told)
+    x, bad = torch.ones(1, 9, 32), torch.ones(1, 9, 32)
+    bad[0, 7, 5] = torch.inf
+    assert kernels._gelu_backward(bad, x, True)[-1].amax().isinf()
+    bad[0, 1, 30] = torch.nan
+    assert kernels._gelu_backward(bad, x, True)[-1].amax().isnan()
 
 
 def in_ranks(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:

@@ -49,13 +49,20 @@ class Rounded(NamedTuple):
     """Float32: one number, or one for each row or column."""
 
 
-def rounded(matrix: Float[Tensor, "rows columns"], dtype: torch.dtype, dim: int | None) -> Rounded:
+def rounded(
+    matrix: Float[Tensor, "rows columns"],
+    dtype: torch.dtype,
+    dim: int | None,
+    largest: Tensor | None = None,
+) -> Rounded:
     """Return ``matrix`` in fp8, with one scale, or one for each slice along ``dim``.
 
-    A scale maps the largest absolute value to the largest of ``dtype``; NaN and infinity give NaN.
+    A scale maps the largest absolute value, ``largest`` if known, to the largest of ``dtype``; NaN and
+    infinity give NaN.
     """
     wide, limit = matrix.float(), torch.finfo(dtype).max
-    largest = wide.abs().amax() if dim is None else wide.abs().amax(dim, keepdim=True)
+    if largest is None:
+        largest = wide.abs().amax() if dim is None else wide.abs().amax(dim, keepdim=True)
     unit = largest.clamp(min=_SMALLEST) / limit
     return Rounded((wide / unit).clamp(-limit, limit).to(dtype), unit)
 
@@ -95,31 +102,42 @@ def scaled_mm(
 
 
 class _Product(torch.autograd.Function):
-    """Values (tokens x in) times weights (out x in), transposed, plus a bias; and the gradients' products."""
+    """Values (tokens x in) times weights (out x in), transposed, plus a bias; and the gradients' products.
+
+    Also returns a float32 zero. If ``is_told``, its gradient is the largest absolute value of the other's.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: Recipe, dialect: Dialect
-    ) -> Float[Tensor, "tokens out"]:
-        ctx.recipe, ctx.dialect = recipe, dialect
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        recipe: Recipe,
+        dialect: Dialect,
+        is_told: bool,
+    ) -> tuple[Float[Tensor, "tokens out"], Tensor]:
+        ctx.recipe, ctx.dialect, ctx.is_told = recipe, dialect, is_told
         dim = None if recipe == "tensorwise" else 1
         left, right = rounded(x, dialect.forward, dim), rounded(weight, dialect.forward, dim)
         # with one scale the gradient of the weights needs the same rounded values: half the memory
         ctx.save_for_backward(weight, *(left if dim is None else (x,)))
-        return product(left, _transposed(right), x.dtype, fast=True, bias=bias)
+        y = product(left, _transposed(right), x.dtype, fast=True, bias=bias)
+        return y, x.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g,), (weight, *saved) = gradients, ctx.saved_tensors
+        (g, largest), (weight, *saved) = gradients, ctx.saved_tensors
         forward, gradient = ctx.dialect
         if ctx.recipe == "tensorwise":
-            left, values = rounded(g, gradient, None), Rounded(*saved)
+            left = rounded(g, gradient, None, largest if ctx.is_told else None)
+            values = Rounded(*saved)
             right, above = rounded(weight, forward, None), _transposed(left)
         else:  # a scale for each slice of the dimension that is summed over
             left, values = rounded(g, forward, 1), rounded(saved[0], forward, 0)
             right, above = rounded(weight, forward, 0), _transposed(rounded(g, forward, 0))
         grad_x, grad_weight = product(left, right, g.dtype), product(above, values, weight.dtype)
-        return grad_x, grad_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None
+        return grad_x, grad_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
 
 
 def _transposed(matrix: Rounded) -> Rounded:
@@ -134,13 +152,19 @@ class Fp8Linear(nn.Linear):
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return x weight^T + bias."""
-        return self.output(x, self.bias)
+        return self.output(x, self.bias, is_told=False)[0]
 
-    def output(self, x: Float[Tensor, "... in"], bias: Tensor) -> Float[Tensor, "... out"]:
-        """Return x weight^T + ``bias``."""
+    def output(
+        self, x: Float[Tensor, "... in"], bias: Tensor, is_told: bool
+    ) -> tuple[Float[Tensor, "... out"], Tensor]:
+        """Return x weight^T + ``bias``, and a zero.
+
+        If ``is_told``, the zero's gradient must be the largest absolute value of the gradient of the output.
+        """
         flat = x.reshape(-1, x.shape[-1])
-        y: Tensor = _Product.apply(flat, self.weight, bias, self.recipe, self.dialect)
-        return y.reshape(*x.shape[:-1], -1)
+        inputs = flat, self.weight, bias, self.recipe, self.dialect, is_told
+        y, told = _Product.apply(*inputs)
+        return y.reshape(*x.shape[:-1], -1), told
 
 
 def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:

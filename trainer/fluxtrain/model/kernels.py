@@ -56,9 +56,9 @@ class KernelSingleBlock(SingleStreamBlock):
     def forward(self, x: Tensor, vec: Vec, positions: Rotation) -> Tensor:
         """Return the stream after attention and MLP."""
         ((shift, scale, gate),) = self.modulation(vec)
-        projected, bias = _output(self.linear1, modulate(x, shift, scale))
+        projected, *asked = _output(self.linear1, modulate(x, shift, scale))
         q, k, v, hidden = _SingleHeads.apply(
-            *(projected, *_scales(self.norm), bias, *positions, _eps(self.norm), self.num_heads)
+            *(projected, *asked, *_scales(self.norm), *positions, _eps(self.norm), self.num_heads)
         )
         concatenated = torch.cat((attend(q, k, v), hidden), dim=-1)
         return _gated(x, gate, self.linear2, concatenated)
@@ -75,12 +75,12 @@ class KernelDoubleBlock(DoubleStreamBlock):
         (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
         of_img, of_txt, length = self.img_attn, self.txt_attn, txt.shape[1]
 
-        txt_qkv, txt_bias = _output(of_txt.qkv, modulate(txt, txt_shift, txt_scale))
-        img_qkv, img_bias = _output(of_img.qkv, modulate(img, img_shift, img_scale))
+        txt_qkv, *of_txt_qkv = _output(of_txt.qkv, modulate(txt, txt_shift, txt_scale))
+        img_qkv, *of_img_qkv = _output(of_img.qkv, modulate(img, img_shift, img_scale))
         scales = *_scales(of_txt.norm), *_scales(of_img.norm)
         numbers = _eps(of_img.norm), of_img.num_heads
         q, k, v = _JointHeads.apply(
-            *(txt_qkv, img_qkv, txt_bias, img_bias, *scales, *positions, *numbers)
+            *(txt_qkv, img_qkv, *of_txt_qkv, *of_img_qkv, *scales, *positions, *numbers)
         )
         attended = attend(q, k, v)
 
@@ -91,27 +91,32 @@ class KernelDoubleBlock(DoubleStreamBlock):
 
 def _add_mlp(x: Tensor, layers: nn.Sequential, mod: Triple) -> Tensor:
     shift, scale, gate = mod
-    hidden, bias = _output(layers[0], modulate(x, shift, scale))
-    activated = _gelu(hidden) if bias is None else _Gelu.apply(hidden, bias)
+    hidden, bias, told = _output(layers[0], modulate(x, shift, scale))
+    activated = _gelu(hidden) if bias is None else _Gelu.apply(hidden, bias, told)
     return _gated(x, gate, layers[2], activated)
 
 
 def _gated(x: Tensor, gate: Tensor, layer: nn.Module, inputs: Tensor) -> Tensor:
     """Return ``x`` + ``gate`` times the output of ``layer``."""
-    y, bias = _output(layer, inputs)
+    y, bias, told = _output(layer, inputs)
     if bias is None:
         return torch.addcmul(x, gate, y)
-    summed: Tensor = _Gated.apply(x, gate, y, bias)
+    summed: Tensor = _Gated.apply(x, gate, y, bias, told)
     return summed
 
 
-def _output(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the output of ``layer``, and its bias if what follows must make the bias's gradient."""
+def _output(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the output of ``layer``, and its bias if what follows must make the bias's gradient.
+
+    And the zero of a layer in fp8 with one scale a tensor: its gradient is the largest value of the output's.
+    """
     if isinstance(layer, Fp8Linear):
-        return layer.output(x, layer.bias.detach()), layer.bias
+        is_told = layer.recipe == "tensorwise"
+        y, told = layer.output(x, layer.bias.detach(), is_told)
+        return y, layer.bias, told if is_told else None
     if type(layer) is nn.Linear and layer.bias.requires_grad:
-        return F.linear(x, layer.weight, layer.bias.detach()), layer.bias
-    return layer(x), None
+        return F.linear(x, layer.weight, layer.bias.detach()), layer.bias, None
+    return layer(x), None, None
 
 
 def _scales(norm: QKNorm) -> tuple[Tensor, Tensor]:
@@ -133,16 +138,17 @@ def _gelu(x: Tensor) -> Tensor:
 class _SingleHeads(torch.autograd.Function):
     """q, k and v (b h s k), v a view, and GELU's output, of a single block's projection (b s w).
 
-    Makes the gradients of all of the projection and of its ``bias``, unless that is None.
+    Makes the gradients of all of the projection, of its ``bias`` and of ``told``, unless these are None.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        bias: Tensor | None,
+        told: Tensor | None,
         q_scale: Tensor,
         k_scale: Tensor,
-        bias: Tensor | None,
         cos: Tensor,
         sin: Tensor,
         eps: float,
@@ -150,6 +156,7 @@ class _SingleHeads(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         ctx.save_for_backward(x, q_scale, k_scale, cos, sin)
         ctx.eps, ctx.heads, ctx.dtype = eps, heads, None if bias is None else bias.dtype
+        ctx.is_told = told is not None
         width = 3 * heads * q_scale.shape[0]
         v = x[..., :width].view(*x.shape[:2], 3, heads, -1)[:, :, 2].transpose(1, 2)
         q, k = _parts(_single_heads(x, q_scale, k_scale, cos, sin, eps, heads))
@@ -158,19 +165,20 @@ class _SingleHeads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, q_scale, k_scale, cos, sin = ctx.saved_tensors
-        dx, sums, scales = _heads_backward(
+        dx, sums, scales, largest = _heads_backward(
             *(*gradients, x, q_scale, k_scale, cos, sin, ctx.eps, ctx.heads, 0),
-            ctx.dtype is not None,
+            *(ctx.dtype is not None, ctx.is_told),
         )
         bias = None if ctx.dtype is None else sums.to(ctx.dtype)
+        told = largest.amax() if ctx.is_told else None
         of_scales = [each.to(q_scale.dtype) for each in scales]
-        return dx, *of_scales, bias, None, None, None, None
+        return dx, bias, told, *of_scales, None, None, None, None
 
 
 class _JointHeads(torch.autograd.Function):
     """q, k and v (b h s k) of text, then image, from both streams' projections (b n w).
 
-    Makes the gradients of both, and those of their biases, unless they are None.
+    Makes the gradients of both, and those of their biases and of what is told, unless they are None.
     """
 
     @staticmethod
@@ -179,7 +187,9 @@ class _JointHeads(torch.autograd.Function):
         txt: Tensor,
         img: Tensor,
         txt_bias: Tensor | None,
+        txt_told: Tensor | None,
         img_bias: Tensor | None,
+        img_told: Tensor | None,
         txt_q_scale: Tensor,
         txt_k_scale: Tensor,
         img_q_scale: Tensor,
@@ -193,36 +203,40 @@ class _JointHeads(torch.autograd.Function):
         ctx.save_for_backward(txt, img, *scales, cos, sin)
         ctx.eps, ctx.heads = eps, heads
         ctx.dtypes = [None if each is None else each.dtype for each in (txt_bias, img_bias)]
+        ctx.are_told = txt_told is not None, img_told is not None
         return _parts(_joint_heads(txt, img, scales, cos, sin, eps, heads))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         txt, img, *scales, cos, sin = ctx.saved_tensors
-        numbers, (of_txt, of_img) = (cos, sin, ctx.eps, ctx.heads), ctx.dtypes
-        txt_inputs = *gradients, None, txt, *scales[:2], *numbers, 0, of_txt is not None
-        d_txt, txt_sums, txt_scales = _heads_backward(*txt_inputs)
-        img_inputs = *gradients, None, img, *scales[2:], *numbers, txt.shape[1], of_img is not None
-        d_img, img_sums, img_scales = _heads_backward(*img_inputs)
-        txt_bias = None if of_txt is None else txt_sums.to(of_txt)
-        img_bias = None if of_img is None else img_sums.to(of_img)
-        of_scales = [each.to(scales[0].dtype) for each in (*txt_scales, *img_scales)]
-        return d_txt, d_img, txt_bias, img_bias, *of_scales, None, None, None, None
+        streams = (txt, *scales[:2], 0), (img, *scales[2:], txt.shape[1])
+        dx, of_scales, asked = [], [], []
+        for i, (x, q_scale, k_scale, first) in enumerate(streams):
+            dtype, is_told = ctx.dtypes[i], ctx.are_told[i]
+            numbers = ctx.eps, ctx.heads, first, dtype is not None, is_told
+            inputs = *gradients, None, x, q_scale, k_scale, cos, sin, *numbers
+            d, sums, of_both, largest = _heads_backward(*inputs)
+            dx.append(d)
+            of_scales += [each.to(q_scale.dtype) for each in of_both]
+            asked += [None if dtype is None else sums.to(dtype)]
+            asked += [largest.amax() if is_told else None]
+        return *dx, *asked, *of_scales, None, None, None, None
 
 
 class _Gelu(torch.autograd.Function):
-    """GELU (tanh) of a layer's output ``x`` (b n w); makes the gradient of the layer's ``bias`` too."""
+    """GELU (tanh) of a layer's output ``x`` (b n w); makes the gradients of its ``bias`` and ``told`` too."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor, told: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.dtype = bias.dtype
+        ctx.dtype, ctx.is_told = bias.dtype, told is not None
         return _gelu(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         (x,) = ctx.saved_tensors
-        dx, sums = _gelu_backward(gradients[0], x)
-        return dx, sums.to(ctx.dtype)
+        dx, sums, largest = _gelu_backward(gradients[0], x, ctx.is_told)
+        return dx, sums.to(ctx.dtype), largest.amax() if ctx.is_told else None
 
 
 class _Gated(torch.autograd.Function):
@@ -232,17 +246,21 @@ class _Gated(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gate: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gate: Tensor, y: Tensor, bias: Tensor, told: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(gate, y)
-        ctx.dtype = bias.dtype
+        ctx.dtype, ctx.is_told = bias.dtype, told is not None
         return torch.addcmul(x, gate, y)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (g,), (gate, y) = gradients, ctx.saved_tensors
+        dy = g * gate
         of_gate = (g.float() * y.float()).sum(1, keepdim=True).to(gate.dtype)
         of_bias = (g.float().sum(1, keepdim=True) * gate.float()).sum((0, 1)).to(ctx.dtype)
-        return g, of_gate, g * gate, of_bias
+        largest = dy.float().abs().amax(1).amax() if ctx.is_told else None
+        return g, of_gate, dy, of_bias, largest
 
 
 def _parts(joined: Tensor) -> tuple[Tensor, ...]:
@@ -311,29 +329,34 @@ def _heads_backward(
     heads: int,
     first: int,
     has_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    has_largest: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the projection ``x`` (b n w), of its bias (w), and of both scales (2 k).
 
-    dq, dk and dv are b h s k, those of ``x`` from token ``first`` on; da is GELU's, if there is one. Without
-    ``has_bias`` the bias's gradient is empty. Sums are in float32.
+    dq, dk and dv are b h s k, those of ``x`` from token ``first`` on; da is GELU's, if there is one. Sums are
+    in float32, as the largest absolute values of the first gradient's tiles, the last that is returned.
+    Without ``has_bias`` and ``has_largest`` the bias's gradient and these are empty.
     """
     scales, rotation, k = (q_scale, k_scale), (cos, sin), q_scale.shape[0]
     of_heads = tuple(each if each.stride(3) == 1 else each.contiguous() for each in (dq, dk, dv))
     da = None if da is None else _dense(da)
     return _launch_backward(
-        *(of_heads, da, _dense(x), scales, rotation, eps, heads, k, first, has_bias)
+        *(of_heads, da, _dense(x), scales, rotation, eps, heads, k, first, has_bias, has_largest)
     )
 
 
 @triton_op("fluxtrain::gelu_backward", mutates_args={})
-def _gelu_backward(da: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of GELU's input ``x`` (b n w), and its sum over the tokens in float32."""
-    x, da = _dense(x), _dense(da)
+def _gelu_backward(da: Tensor, x: Tensor, has_largest: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradient of GELU's input ``x`` (b n w), its sum over tokens, its tiles' largest values.
+
+    These are as in `_heads_backward`.
+    """
+    x, da, k = _dense(x), _dense(da), math.gcd(x.shape[2], _WIDEST)
     unread = da[:, None]  # there are no heads
-    dx, sums, _ = _launch_backward(
-        *((unread,) * 3, da, x, (x, x), (x, x), 0.0, 0, math.gcd(x.shape[2], _WIDEST), 0, True)
+    dx, sums, _, largest = _launch_backward(
+        *((unread,) * 3, da, x, (x, x), (x, x), 0.0, 0, k, 0, True, has_largest)
     )
-    return dx, sums
+    return dx, sums, largest
 
 
 def _launch_backward(
@@ -347,28 +370,32 @@ def _launch_backward(
     k: int,
     first: int,
     has_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    has_largest: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     hidden = 0 if da is None else da.shape[2] // k
     b, n, width = *x.shape[:2], (3 * heads + hidden) * k
     blocks, groups = triton.cdiv(b * n, _TOKENS * _STEPS), triton.cdiv(heads, _ROWS)
+    grid = blocks, 3 * groups + triton.cdiv(hidden, _ROWS)
     of_hidden = x if da is None else da
     dx = x.new_empty(b, n, width)
     sums = x.new_empty(blocks, width if has_bias else 0, dtype=torch.float32)
     of_scales = x.new_empty(blocks, 2, groups, k, dtype=torch.float32)
+    largest = x.new_empty(*grid if has_largest else (0,), dtype=torch.float32)
     strides = [each.stride(axis) for each in of_heads for axis in range(3)]
-    _launched(_write_gradients)[(blocks, 3 * groups + triton.cdiv(hidden, _ROWS))](
-        *(*of_heads, of_hidden, x, dx, *scales, *rotation, of_scales, sums),
+    _launched(_write_gradients)[grid](
+        *(*of_heads, of_hidden, x, dx, *scales, *rotation, of_scales, sums, largest),
         *(eps, b * n, n, first, *strides, of_hidden.stride(1), x.stride(1), width),
         heads=heads,
         hidden=hidden,
         width=k,
         has_bias=has_bias,
+        has_largest=has_largest,
         tokens=_TOKENS,
         rows=_ROWS,
         steps=_STEPS,
         num_warps=4,
     )
-    return dx, sums.sum(0), of_scales.sum((0, 2))
+    return dx, sums.sum(0), of_scales.sum((0, 2)), largest
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -439,6 +466,22 @@ def _write_heads(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _larger(  # type: ignore[no-untyped-def]
+    most,
+    values,
+    tokens: tl.constexpr,
+    rows: tl.constexpr,
+    width: tl.constexpr,
+    is_used: tl.constexpr,
+):
+    """Return ``most`` or the absolute ``values``: the larger float32 by its bits, NaN above all."""
+    if is_used:
+        bits = values.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        most = tl.maximum(most, tl.max(tl.reshape(bits, (tokens, rows, width)), 0))
+    return most
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _write_gradients(  # type: ignore[no-untyped-def]
     dq,
     dk,
@@ -452,6 +495,7 @@ def _write_gradients(  # type: ignore[no-untyped-def]
     sin,
     scale_sums,
     bias_sums,
+    largest,
     eps,
     count,
     n,
@@ -472,6 +516,7 @@ def _write_gradients(  # type: ignore[no-untyped-def]
     hidden: tl.constexpr,
     width: tl.constexpr,
     has_bias: tl.constexpr,
+    has_largest: tl.constexpr,
     tokens: tl.constexpr,
     rows: tl.constexpr,
     steps: tl.constexpr,
@@ -491,6 +536,7 @@ def _write_gradients(  # type: ignore[no-untyped-def]
     column = (part * heads + head) * width
     scale = tl.load((q_scale if part == 0 else k_scale) + k).to(tl.float32)
     bias, scales = tl.zeros((rows, width), tl.float32), tl.zeros((width,), tl.float32)
+    most = tl.zeros((rows, width), tl.int32)
     for step in range(steps):
         token = (tl.program_id(0).to(tl.int64) * steps + step) * tokens + r // rows
         ok = ((token < count) & (head < limit))[:, None]
@@ -528,13 +574,17 @@ def _write_gradients(  # type: ignore[no-untyped-def]
             slope = 0.7978845608028654 * (1 + 0.134145 * value * value)
             g = g * 0.5 * (1 + tanh + value * (1 - tanh * tanh) * slope)
         to = (token * dx_row + column)[:, None] + k[None, :]
-        tl.store(dx + to, g.to(dx.dtype.element_ty), mask=ok)
+        result = g.to(dx.dtype.element_ty)
+        tl.store(dx + to, result, mask=ok)
+        most = _larger(most, result, tokens, rows, width, has_largest)
         if has_bias:
             bias += tl.sum(tl.reshape(g, (tokens, rows, width)), 0)
     if has_bias:
         own = group * rows + tl.arange(0, rows)
         sums = bias_sums + tl.program_id(0) * dx_row + (part * heads + own)[:, None] * width
         tl.store(sums + k[None, :], bias, mask=(own < limit)[:, None])
+    own_largest = largest + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(own_largest, tl.max(most).to(tl.float32, bitcast=True), mask=has_largest)
     if part < 2:
         of_scale = scale_sums + ((tl.program_id(0) * 2 + part) * groups + group) * width
         tl.store(of_scale + k, scales)
