@@ -92,7 +92,7 @@ def test_the_table_says_what_is_encoded_and_how_long_the_epochs_are(
         ),
         ("nothing", "nothing: missing; it should hold pictures"),
         ("no.toml", "no.toml: cannot be read"),
-        ("pictures/none.png", "is not a folder"),
+        ("pictures/none.png", "none.png: is one picture; name its folder"),
     ],
 )
 def test_what_is_not_here_is_unknown_and_nothing_is_asked_for(
