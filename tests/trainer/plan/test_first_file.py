@@ -200,7 +200,8 @@ def test_the_smallest_gpu_of_this_machine_counts(
         ),
         (["bad", "--gpu=h100"], "skipped latin.png: its caption latin.txt is not UTF-8"),
         (["bad", "--gpu=h100"], "\nmend or remove the files; captions must be UTF-8\n"),
-        (["cats", "--steps=5"], "; init writes spec.run.schedule.steps: change it in the file"),
+        (["cats", "--steps=5"], "; set spec.run.schedule.epochs in the file that init writes"),
+        (["cats", "--lr=1"], "; set spec.run.optim.learning_rate in the file that init writes"),
         (
             ["cats", "-o", "x.yaml"],
             "arguments: got '-o x.yaml'; no such option; did you mean --output?",

@@ -107,7 +107,8 @@ def _meant(parser: argparse.ArgumentParser, command: str, given: str) -> str:
     if begun := [each for each in options if each.startswith(name)]:
         return f"; did you mean {begun[0]}?"
     if command == "init" and (fields := meant_fields(name[2:], RunConfig)):
-        return f"; init writes spec.run.{fields[0]}: change it in the file"
+        field = fields[0].replace("schedule.steps", "schedule.epochs")  # which the file has
+        return f"; set spec.run.{field} in the file that init writes"
     return near_miss(name, options)
 
 

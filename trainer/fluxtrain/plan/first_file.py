@@ -281,7 +281,9 @@ def caption_notes(config: RunConfig, found: Inspection) -> Iterator[str]:
     count, lacking, prefix = len(found.used), len(found.without_caption), config.data.caption_prefix
     if 0 < lacking < count:
         caption = found.without_caption[0].picture.caption
-        prompt = repr(caption) if caption else "the empty prompt"
+        prompt = (
+            repr(caption) if caption else "the empty prompt; --trigger=WORD names what they show"
+        )
         yield f"{lacking} of {count} pictures without a caption: trained on {prompt}"
     captions = [look.picture.file.caption for look in found.used]
     if prefix and (doubled := sum(map(bool, map(_has(prefix), captions)))):

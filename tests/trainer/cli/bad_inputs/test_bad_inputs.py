@@ -133,6 +133,7 @@ ROW = '{"file_name": "a.png", "text": "a cat"}'
 USED = "1 picture can be used"
 ACCEPTED: list[Accepted] = [
     ("CMYK", files(a__jpg=picture("JPEG", "CMYK")), USED, {}),
+    ("one picture", files(a__png=png()), "to encode: 1 latent and 1 caption, the empty one too; ", {}),
     ("16 bits", files(a__png=sixteen_bits()), USED, {}),
     ("an animated GIF", files(a__gif=animation("GIF")), USED, {}),
     ("an animated WebP", files(a__webp=animation("WEBP")), USED, {}),
