@@ -131,7 +131,7 @@ BAD: list[tuple[dict[str, Tensor], str]] = [
     (W1 | {f"{GOOD}.lokr_w2_a": torch.ones(2, 2), f"{GOOD}.lokr_w2_b": torch.ones(3, 2)},
      r"\[2, 2\] and \[3, 2\], which have no product"),
     (W1 | {f"{GOOD}.lokr_w2": torch.ones(2)}, "has a factor that is no matrix"),
-    (W1 | W2 | {f"{GOOD}.lokr_t2": torch.ones(2, 2)}, f"{GOOD}.lokr_t2; --skip-unknown"),
+    (W1 | W2 | {f"{GOOD}.lokr_t2": torch.ones(2, 2)}, f"{GOOD}.lokr_t2, {GOOD}; no layer is left"),
     ({name.replace(GOOD, PART): t for name, t in (W1 | W2).items()},
      r"part 0 of single_blocks.0.linear1 has a matrix of shape \[4, 8\]"),
     (W1 | W2 | {f"{GOOD.replace('lora_unet', 'lora_transformer')}.lora_down.weight": torch.ones(2, 8),

@@ -38,7 +38,7 @@ from fluxtrain.adapter.names import (
     LayerName,
     bfl_key,
     diffusers_key,
-    is_of_clip,
+    in_clip,
     is_of_text_encoder,
     is_swapped,
     kohya_key,
@@ -46,11 +46,13 @@ from fluxtrain.adapter.names import (
     part_rows,
 )
 from fluxtrain.adapter.reading import (
+    AGAIN,
     DIFFUSERS_METADATA,
     Contents,
     Metadata,
     base_of,
     dialect,
+    is_beyond,
     is_known,
     named,
     of_metadata,
@@ -60,6 +62,7 @@ from fluxtrain.adapter.reading import (
 from fluxtrain.adapter.updates import (
     Adapter,
     AnyUpdate,
+    Hadamard,
     Magnitude,
     Matrix,
     Patch,
@@ -76,9 +79,8 @@ from fluxtrain.adapter.updates import (
     ranks_and_alphas,
 )
 from fluxtrain.contract.run.adapter import AdapterLayout
-from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError, StorageError
-from fluxtrain.model.layers import TEXT_ENCODER, is_clip
+from fluxtrain.model.layers import BLOCKS, TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import (
     ADAPTER_USE,
@@ -188,7 +190,7 @@ def _require_place(layer: str, update: Update, layout: Layout) -> None:
         return
     if layout not in DORA_LAYOUTS:
         raise ValueError(
-            f"layout {layout} has no name for magnitudes (DoRA): {', '.join(DORA_LAYOUTS)} do"
+            f"layout {layout} has no name for magnitudes (DoRA): {', '.join(DORA_LAYOUTS)} do; name one"
         )
     if any(piece.magnitude is not None and piece.magnitude.is_change for piece in update.pieces):
         raise ValueError(
@@ -389,7 +391,7 @@ class AdapterFile:
     @property
     def left_out(self) -> str:
         """Return how many tensors are ``ignored``, and what they are of; "" if there are none."""
-        unknown = sum(map(is_of_clip, self.ignored))
+        unknown = sum(bool(in_clip(name)) for name in self.ignored)
         counts = {
             "of other text encoders": len(self.ignored) - unknown,
             "of text encoder 1, of layers that CLIP-L does not have": unknown,
@@ -404,28 +406,36 @@ def read_adapter(path: Path, skip_unknown: bool = False) -> AdapterFile:
     """
     spans = read_header(path, ALL_DTYPES)
     is_of_others = not any(map(is_known, spans)) and not all(map(is_of_text_encoder, spans))
-    if is_of_others or (spans and not is_adapter(spans)):
+    if is_of_others or (spans and not is_adapter(spans)) or _is_of_another_model(spans):
         raise DataError(f"{path}: {_no_lora(spans)}")
     file = AdapterFile.of(path, read_contents(path, spans))
-    unknown, faults = file.contents.unknown, file.contents.faults
+    unknown, faults, other = file.contents.unknown, file.contents.faults, file.contents.other
+    if other:
+        raise DataError(f"{path}: {_no_lora(spans, other)}")
+    if faults:
+        raise DataError(f"{path}: not a valid LoRA ({named(faults)}); {AGAIN}")
     if unknown and not (skip_unknown and file.adapter):
-        if not file.adapter:
-            raise DataError(f"{path}: {_no_lora(spans)}")
         keys = "key is" if len(unknown) == 1 else "keys are"
         text = f"{len(unknown)} {keys} unknown: {named(unknown)}"
-        raise DataError(f"{path}: {text}; {SKIP} leaves them out and takes the rest")
-    if faults:
-        raise DataError(f"{path}: not a valid LoRA ({named(faults)})")
+        advice = f"{SKIP} leaves them out and takes the rest"
+        raise DataError(
+            f"{path}: {text}; {advice if file.adapter else f'no layer is left, {_ADVICE}'}"
+        )
     if not file.adapter:
-        raise DataError(f"{path}: it has no LoRA of the transformer or of CLIP-L")
+        raise DataError(f"{path}: it has no LoRA of the transformer or of CLIP-L; {_ADVICE}")
     return replace(file, skips_unknown=skip_unknown)
 
 
-SKIP = "--skip-unknown"
+SKIP, _ADVICE = "--skip-unknown", "name a LoRA of FLUX.1"
 
 
-def _no_lora(names: Collection[str]) -> str:
-    return f"not a LoRA of FLUX's blocks; it has {named(sorted(names))}{identify(names)}"
+def _no_lora(names: Collection[str], other: str = "") -> str:
+    holds = f"; it holds a LoRA of {other}" if other else identify(names)
+    return f"not a LoRA of FLUX's blocks; it has {named(sorted(names))}{holds}; {_ADVICE}"
+
+
+def _is_of_another_model(names: Collection[str]) -> bool:
+    return identify(names).startswith("; it holds a LoRA of ")
 
 
 def write_adapter(
@@ -469,21 +479,25 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
         types = Counter(each.get_dtype() for each in slices.values())
     kind, reason = kind_of_file(shapes), ""
     num_known = sum(map(is_known, shapes))
-    if is_adapter(shapes) and 2 * num_known >= len(shapes) - sum(map(is_of_text_encoder, shapes)):
+    if is_adapter(shapes) and num_known and not _is_of_another_model(shapes):
         try:
             own = AdapterFile.of(path, read_contents(path, read_header(path, ALL_DTYPES)))
         except DataError as error:
             reason = str(error).removeprefix(f"{path}: ")
         else:
-            if own.adapter:
+            reason, other = named(own.contents.faults), own.contents.other
+            if own.adapter and not other:
                 yield from describe(own)
                 return
-            reason = named(own.contents.faults)
-    if is_adapter(shapes) and all(map(is_of_text_encoder, shapes)):
-        kind = Kind("a LoRA of text encoders alone")
+            kind, reason = (Kind(f"a LoRA of {other}"), "") if other else (kind, reason)
     if kind is not None and kind.use == ADAPTER_USE:
-        own_text = "a damaged LoRA of FLUX.1" if reason and num_known else ""
-        kind = Kind(own_text or "adapters of an unknown model or tool")
+        is_of_text = all(map(is_of_text_encoder, shapes))
+        of = (
+            "a LoRA of text encoders alone"
+            if is_of_text
+            else "adapters of an unknown model or tool"
+        )
+        kind = Kind("a damaged LoRA of FLUX.1" if reason and num_known else of)
     yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
     yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
     if num_known:
@@ -500,17 +514,10 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     """Yield names and values: dialect, layers, ranks, the largest update, metadata, and what can be done."""
     adapter, contents = file.adapter, file.contents
     updates = low_rank(adapter).values()
-    pieces = [piece for update in updates for piece in update.pieces]
     whole = [each for each in adapter.values() if isinstance(each, Patches)]
-    matrices = [each for each in adapter.values() if isinstance(each, Matrix)]
-    matrices += [p.matrix for each in whole for p in each.patches if isinstance(p.matrix, Matrix)]
-    pieces += [
-        p
-        for each in whole
-        for m in each.patches
-        if isinstance(m.matrix, Update)
-        for p in m.matrix.pieces
-    ]
+    parts = [*adapter.values(), *(patch.matrix for each in whole for patch in each.patches)]
+    matrices = [each for each in parts if isinstance(each, Matrix)]
+    pieces = [piece for each in parts if isinstance(each, Update) for piece in each.pieces]
     blocks = Counter(layer.partition(".")[0] for layer in adapter)
     if contents.dialects:
         yield "dialect", dialect(contents)
@@ -543,7 +550,7 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     yield "largest norm", f"{norms[layer]:.4g} of {layer}"
     if file.left_out:
         yield "left out", file.left_out
-    absent = [layer for layer in adapter if _is_beyond(layer)]
+    absent = [layer for layer in adapter if is_beyond(layer)]
     told = {"unknown": contents.unknown, "damaged": contents.faults, "no such block": absent}
     for name, items in told.items():
         if items:
@@ -553,14 +560,6 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     own = {"software": "fluxtrain"} if file.path.is_dir() else {}
     yield from of_metadata(own | dict(file.metadata))
     yield "use", _uses(file)
-
-
-def _is_beyond(layer: str) -> bool:
-    """Return whether ``layer`` is of a block whose number FLUX.1 does not have."""
-    kind, _, rest = layer.partition(".")
-    number = rest.partition(".")[0]
-    depths = ModelConfig().depths
-    return kind in depths and number.isdecimal() and int(number) >= depths[kind]
 
 
 def _uses(file: AdapterFile) -> str:
@@ -575,9 +574,24 @@ def _uses(file: AdapterFile) -> str:
             continue
         layouts.append(layout)
     known = [f"convert to {', '.join(layouts)}"] if layouts else []
-    known += [] if all(map(is_clip, file.adapter)) else ["merge", "sample"]
+    known += ["sample"] if all(map(is_clip, file.adapter)) else ["merge", "sample"]
     known += ["resize"] * (not is_dora(file.adapter))
+    known += _begins(file.adapter) if layouts else []
     return ", ".join(known) + (f", with {SKIP}" if file.contents.unknown else "")
+
+
+def _begins(adapter: Adapter) -> Iterator[str]:
+    """Yield the field that begins a training with ``adapter``, if one can."""
+    blocks = {name: it for name, it in adapter.items() if name.startswith(BLOCKS) and it.inputs}
+    clip = {name: it for name, it in adapter.items() if is_clip(name)}
+    kinds = {(type(it), is_dora({name: it})) for name, it in (blocks or clip).items()}
+    if len(kinds) == 1 and kinds <= (_KINDS if blocks else {(Update, False)}):
+        is_all = len(blocks | clip) == len(adapter)
+        yield "adapter.initial" if is_all else "adapter.initial with skip_unknown"
+
+
+_KINDS = {(Update, False), (Update, True), (Product, False), (Hadamard, False)}
+"""Updates that a training can begin with, and whether they have magnitudes."""
 
 
 def _counted(counts: Counter[str], of: str = "matrices") -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fluxtrain.adapter.file import AdapterFile
-from fluxtrain.adapter.reading import named
-from fluxtrain.adapter.updates import Adapter, AnyUpdate, Vector, truncated
+from fluxtrain.adapter.file import SKIP, AdapterFile
+from fluxtrain.adapter.reading import named, shape_of, tensor_name
+from fluxtrain.adapter.updates import Adapter, truncated
 from fluxtrain.encode.clip import with_prefix
 from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
@@ -42,8 +42,9 @@ class MergedWeights:
                     continue
                 has = f"is {list(shape)}" if shape else "does not exist"
                 misfits.append(f"{layer} is {list(own)}; in {base.path} it {has}")
-            if misfits and not file.skips_unknown:
-                raise DataError(f"{file.path}: {named(misfits, 1)}")
+            if misfits and not (file.skips_unknown and len(misfits) < len(file.adapter)):
+                text = f"; {SKIP} leaves such layers out if others fit"
+                raise DataError(f"{file.path}: {named(misfits, 1)}{text}")
             if misfits:
                 self.skipped.append(
                     f"{file.path}: {len(misfits)} layers left out: {named(misfits)}"
@@ -72,16 +73,6 @@ class MergedWeights:
             yield name, tensor
 
 
-def tensor_name(layer: str, update: AnyUpdate) -> str:
-    """Return the name of the tensor that ``update`` of ``layer`` changes."""
-    return layer if isinstance(update, Vector) else f"{layer}.weight"
-
-
-def shape_of(update: AnyUpdate) -> tuple[int, ...]:
-    """Return the shape of the tensor that ``update`` changes."""
-    return (update.outputs,) if update.inputs is None else (update.outputs, update.inputs)
-
-
 Added = Sequence[tuple[AdapterFile, float]]
 """Adapters that are added, each with its strength."""
 
@@ -108,8 +99,15 @@ def tell_skipped(weights: Weights, world: World) -> None:
 
 
 def left_out(weights: Weights) -> str:
-    """Return a sentence on the updates of CLIP, which no weights of the transformer hold; "" without them."""
+    """Return a sentence on the updates of CLIP, which no weights of the transformer hold; "" without them.
+
+    Raises DataError if an adapter has no others.
+    """
     files = clip_adapters(weights)
+    for file, _ in files:
+        if all(map(is_clip, file.adapter)):
+            text = "it adapts CLIP-L alone, and these are the transformer's weights"
+            raise DataError(f"{file.path}: {text}; sample and added_adapters take it")
     count = sum(sum(map(is_clip, file.adapter)) for file, _ in files)
     if not count:
         return ""
@@ -123,7 +121,9 @@ def with_updates(text: TextEncoder, added: Added) -> TextEncoder:
         return text
     if not isinstance(text, T5Clip):
         path = added[0][0].path
-        raise DataError(f"{path}: it adapts CLIP-L, and spec.run.encoders.text is minilm")
+        raise DataError(
+            f"{path}: it adapts CLIP-L, and spec.run.encoders.text is minilm; t5-clip has it"
+        )
     return replace(text, clip=updated(text.clip, added))
 
 

@@ -29,14 +29,20 @@ PREFIXES = {
     "_fsdp_wrapped_module.": "a sharded model",
 }
 """Prefixes of files in public, which may follow one another, and who writes them."""
-KOHYA_CLIP, BARE_CLIP, COMFY_CLIP = "lora_te1_", "lora_te_", "text_encoders.clip_l.transformer."
-"""Other tools' prefixes of CLIP's layers: kohya's and OneTrainer's, theirs for a single text encoder, and the
-names of ComfyUI's own model. Elsewhere it is diffusers', which is ours."""
-CLIP_PREFIXES = (KOHYA_CLIP, BARE_CLIP, COMFY_CLIP, f"{TEXT_ENCODER}.")
+_KOHYA_CLIP = "lora_te1_"
+"""kohya's prefix of CLIP's layers. Elsewhere it is diffusers', which is ours."""
+_CLIP = re.compile(r"^(.*(?:text|clip|te1?[._]).*?)encoder[._]layers[._](\d+[._].+)$")
+"""A layer of CLIP after whatever prefix: lora_te1_, te1., clip_l., text_encoder.base_model.model., ..."""
+_OTHER_ENCODER = re.compile(
+    r"vision|visual|image|(te|encoders?)[._]?[2-9]|clip_?[gh]|t5|embedders[._]1|siglip|llama|qwen|gemma"
+)
+_TEXT_ENCODER = re.compile(rf"lora_te|{TEXT_ENCODER}|te\d?\.|(clip_[lg]|t5(xxl)?)\.")
 _BLOCK = re.compile(
     r"(double_blocks|single_blocks|single_transformer_blocks|transformer_blocks)([._])(\d+)\2"
 )
-_OF_OTHERS = re.compile(r"control|text|clip|t5|te\d?[._]|encoder|image|adapter|vae|refiner")
+_OF_OTHERS = re.compile(
+    r"control|text|clip|t5|te\d?[._]|encoder|image|adapter|vae|refiner|block|joint"
+)
 """Parts of prefixes of what is not the transformer."""
 _HIDDEN = 64
 _ONE_OF_EACH = ModelConfig(
@@ -131,7 +137,7 @@ def diffusers_key(part: str) -> str:
 
 def kohya_key(layer: str) -> str:
     """Return kohya's name of ``layer``."""
-    prefix = KOHYA_CLIP if is_clip(layer) else KOHYA
+    prefix = _KOHYA_CLIP if is_clip(layer) else KOHYA
     return prefix + layer.removeprefix(f"{TEXT_ENCODER}.").replace(".", "_")
 
 
@@ -142,24 +148,19 @@ def bfl_key(layer: str) -> str:
 
 def is_of_text_encoder(module: str) -> bool:
     """Return whether the tensor or module ``module`` belongs to a text encoder."""
-    return module.startswith(("lora_te", TEXT_ENCODER))
+    return _TEXT_ENCODER.match(module) is not None
 
 
-def is_of_clip(module: str) -> bool:
-    """Return whether the tensor or module ``module`` has a prefix of CLIP's layers."""
-    return module.startswith(CLIP_PREFIXES)
-
-
-def find_clip(module: str) -> LayerName | None:
-    """Return the place of ``module``, with its prefix, in CLIP; None if it is none of its layers."""
-    prefix = next((each for each in CLIP_PREFIXES if module.startswith(each)), None)
-    layer = None if prefix is None else _clip_layers().get(module.removeprefix(prefix))
-    return None if layer is None else LayerName(layer, None, 1)
+def in_clip(module: str) -> str:
+    """Return the number and name of the layer of CLIP of ``module``, with underscores; "" without one."""
+    name = _CLIP.match(module)
+    return name[2].replace(".", "_") if name and not _OTHER_ENCODER.search(name[1]) else ""
 
 
 def find(module: str) -> LayerName | None:
     """Return the place of ``module``, of any dialect, in the model or in CLIP; None if it is none of ours."""
-    place, bare = find_clip(module), module
+    clip, bare = _clip_layers().get(in_clip(module)), module
+    place = LayerName(clip, None, 1) if clip else None
     while place is None:
         place = _find_bare(bare.replace(".processor.", "."))
         if place is None:
@@ -176,6 +177,12 @@ def _other_prefix(module: str) -> str:
     start = module[: block.start()] if block else ""
     ends = block is not None and start.endswith((".", block[2]))
     return start if ends and not _OF_OTHERS.search(start) else ""
+
+
+def owner(name: str) -> LayerName | None:
+    """Return the place of the layer that has tensor ``name``, of whatever kind; None without one."""
+    ends = [end.start() for end in re.finditer(r"[._]lora(?=[._])|\.", name)]
+    return next(filter(None, (find(name[:end]) for end in reversed(ends))), None)
 
 
 def without_prefix(module: str) -> str:
@@ -208,6 +215,15 @@ def part_rows(place: LayerName, hidden: int, mlp: int) -> tuple[int, int]:
 
 
 @cache
+def shapes_at(width: int, mlp_ratio: float) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of CLIP's layers, and of all tensors with one block of each kind, at ``width``."""
+    ratio = mlp_ratio + 0.5 / width  # its width is rounded down
+    model = _ONE_OF_EACH.model_copy(update={"hidden_size": width, "mlp_ratio": ratio})
+    shapes = {entry.name: entry.shape for entry in entries(model)}
+    return shapes | {f"{name}.weight": shape for name, shape in clip_linear_layers(width).items()}
+
+
+@cache
 def _parts() -> dict[str, tuple[tuple[str, ...], bool]]:
     """Return diffusers' names of the parts of each layer and norm, and whether its halves are swapped."""
     found = {}
@@ -223,9 +239,8 @@ def _parts() -> dict[str, tuple[tuple[str, ...], bool]]:
 
 @cache
 def _clip_layers() -> dict[str, str]:
-    """Return the layers of CLIP by their names in each layout, without a prefix."""
-    layers = {name.removeprefix(f"{TEXT_ENCODER}."): name for name in clip_linear_layers(1)}
-    return layers | {name.replace(".", "_"): layer for name, layer in layers.items()}
+    """Return the layers of CLIP by their numbers and names, with underscores."""
+    return {name.partition(".layers.")[2].replace(".", "_"): name for name in clip_linear_layers(1)}
 
 
 @cache

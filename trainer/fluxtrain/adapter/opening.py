@@ -122,6 +122,9 @@ def initial_parameters(
     if others:
         tell(f"{path}: {len(others)} layers are left out: {named(others)}")
         found = {name: update for name, update in found.items() if name in layers}
+    if not found:
+        text = f"spec.run.adapter adapts none of its layers: {named(list(file.adapter))}"
+        raise DataError(f"{path}: {text}; adapter.layers and adapter.clip choose them")
     parameters = dict[str, Tensor]()
     for name, update in found.items():
         if not layers[name].is_low_rank or not isinstance(update, Update):
@@ -158,7 +161,8 @@ def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[st
             return {f"{layer.name}.{name}": tensor for name, tensor in tensors.items()}
         has += f" of {shapes}"
     needs = "a low-rank update" if layer.is_low_rank else f"{layer.shapes}"
-    raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there")
+    advice = "fluxtrain adapter info names the uses of the file"
+    raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there; {advice}")
 
 
 def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from fluxtrain.adapter.names import (
     PREFIXES,
     LayerName,
     find,
-    find_clip,
     is_of_text_encoder,
     kind_of_key,
+    owner,
     part_rows,
+    shapes_at,
     without_prefix,
 )
 from fluxtrain.adapter.updates import (
@@ -40,6 +42,7 @@ from fluxtrain.adapter.updates import (
     product_of,
     swapped,
 )
+from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import BLOCKS, HADAMARD_FACTORS, TEXT_ENCODER, is_clip
 from fluxtrain.runtime.safetensors import Span, open_safetensors, read_tensor
@@ -49,7 +52,9 @@ DIFFUSERS_METADATA = "lora_adapter_metadata"
 """Key of peft's config in the metadata of files that diffusers writes."""
 MAX_BYTES = 1 << 33
 """Of a LoRA: one of rank 512 of all layers has some 5 GB."""
+AGAIN = "get the file again, or one of an earlier step"
 _MLP_RATIO, _MOST_RATIO = 4, 16
+_BLOCK_NUMBER = re.compile(r"(?<=_blocks)\.\d+\.")
 
 
 @dataclass
@@ -69,6 +74,8 @@ class Contents:
     """Modules with diffusers' names of layers."""
     metadata: Metadata = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    other: str = ""
+    """The model of which it is by its shapes and blocks, if that is not FLUX.1."""
 
 
 _Found = dict[str, list[tuple[LayerName, Matrix | RowBlock, Magnitude | None]]]
@@ -101,7 +108,8 @@ def from_tensors(
         if place is None:
             contents.unknown.append(module)
             continue
-        contents.dialects[place.dialect] += 1
+        if not is_clip(place.layer):
+            contents.dialects[place.dialect] += 1
         contents.num_parts += place.is_of_diffusers
         try:
             alpha = _alpha(module, parts, (alphas or {}).get(module.removeprefix(place.dialect)))
@@ -125,23 +133,35 @@ def from_tensors(
         except ValueError as error:
             contents.faults.append(str(error))
     contents.adapter = dict(sorted(adapter.items(), key=_order))
+    contents.faults += _misshapen(contents.adapter, ratio)
+    contents.other = _model_of(contents.adapter, ratio)
     return contents
 
 
 def _modules(tensors: Mapping[str, Tensor], contents: Contents) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each module by their kinds; the rest is told in ``contents``."""
+    """Return the tensors of each module by their kinds; the rest is told in ``contents``.
+
+    A module of which a tensor is not known is left out: the others are not its update.
+    """
     modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    unknown = set[tuple[str, int | None]]()
     for name, tensor in tensors.items():
         key = kind_of_key(name)
-        if is_of_text_encoder(name) and (key is None or find_clip(key[0]) is None):
+        layer = owner(name) if key is None else find(key[0])
+        if layer is None and is_of_text_encoder(name):
             contents.ignored.append(name)
         elif key is None:
             contents.unknown.append(name)
+            unknown |= {(layer.layer, layer.part)} if layer else set()
         else:
             module, kind = key
             if kind in modules[module]:
                 contents.faults.append(f"{module} has several updates of the same rows")
             modules[module][kind] = tensor
+    for module in list(modules) if unknown else ():
+        if (place := find(module)) and (place.layer, place.part) in unknown:
+            contents.unknown.append(module)
+            del modules[module]
     return modules
 
 
@@ -311,6 +331,59 @@ def _update(
     return first.matrix if is_plain and not others else Patches(outputs, tuple(patches))
 
 
+def _width(adapter: Adapter, of: tuple[str, ...] = BLOCKS) -> int:
+    """Return the width that most of the layers ``of`` show; 0 without one."""
+    layers = (each for name, each in adapter.items() if name.startswith(of))
+    widths = Counter(min(shape_of(each)) for each in layers if not isinstance(each, Vector))
+    return widths.most_common(1)[0][0] if widths else 0
+
+
+def _misshapen(adapter: Adapter, ratio: float) -> Iterator[str]:
+    """Yield the layers whose shapes are not those at the width of most of them, or whose values overflow."""
+    blocks, clip = _width(adapter), _width(adapter, (TEXT_ENCODER,))
+    for name, update in adapter.items():
+        width, has = clip if is_clip(name) else blocks, shape_of(update)
+        tensor = _BLOCK_NUMBER.sub(".0.", tensor_name(name, update), 1)
+        pieces = update.pieces if isinstance(update, Update) else ()
+        sizes = (
+            each.scale * each.up.float().abs().max() * each.down.abs().max() for each in pieces
+        )
+        if not all(map(torch.isfinite, sizes)):
+            yield f"{name} is beyond float32"
+        if width == 0 or tensor.endswith(".scale"):  # norms are as long as a head is wide
+            continue
+        own, twice = (shapes_at(times * width, ratio)[tensor] for times in (1, 2))
+        if any(a != b != c for a, b, c in zip(has, own, twice, strict=True)):
+            yield f"{name} is {list(has)}; at the width {width} of most layers it is {list(own)}"
+
+
+def tensor_name(layer: str, update: AnyUpdate) -> str:
+    """Return the name of the tensor that ``update`` of ``layer`` changes."""
+    return layer if isinstance(update, Vector) else f"{layer}.weight"
+
+
+def shape_of(update: AnyUpdate) -> tuple[int, ...]:
+    """Return the shape of the tensor that ``update`` changes."""
+    return (update.outputs,) if update.inputs is None else (update.outputs, update.inputs)
+
+
+def _model_of(adapter: Adapter, ratio: float) -> str:
+    """Return of what model ``adapter`` is, with layers of FLUX.1's names; "" if it may be FLUX.1."""
+    width = _width(adapter)
+    if width == _WIDTH and ratio in _FLUX2_RATIOS:
+        return "FLUX.2 klein 4B"
+    if width == _WIDTH and any(map(is_beyond, adapter)):
+        has_singles = any(name.startswith("single_blocks") for name in adapter)
+        return "HunyuanVideo" if has_singles else "Qwen-Image"
+    return _WIDTHS.get(width, "")
+
+
+def is_beyond(layer: str) -> bool:
+    """Return whether ``layer`` is of a block whose number FLUX.1 does not have."""
+    kind, number, *_ = f"{layer}.".split(".")
+    return number.isdecimal() and int(number) >= ModelConfig().depths[kind]
+
+
 def read_contents(path: Path, spans: Mapping[str, Span]) -> Contents:
     """Return all that ``path`` has, also what is not known or does not fit; DataError if it is damaged."""
     total = sum(span.num_bytes for span in spans.values())
@@ -335,8 +408,10 @@ def read_contents(path: Path, spans: Mapping[str, Span]) -> Contents:
         contents = from_tensors(tensors, alphas_in(metadata, modules, _config_beside(path)))
     except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise DataError(f"{path}: not a valid LoRA ({error})") from None
-    require_finite(path, tensors)
+    require_finite(path, tensors, f"; {AGAIN}")
     contents.metadata = metadata
+    if metadata.get("ss_base_model_version") == "flux1":
+        contents.other = ""
     contents.dtype = counts.most_common(1)[0][0] if counts else torch.float32
     return contents
 
@@ -422,23 +497,18 @@ def is_known(name: str) -> bool:
     return key is not None and find(key[0]) is not None
 
 
-def require_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def require_finite(path: Path, tensors: Mapping[str, Tensor], advice: str = "") -> None:
     """Raise DataError naming the first of ``tensors`` that has a value that is not finite."""
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise DataError(
-                f"{path}: {name} is not finite in {str(tensor.dtype).removeprefix('torch.')}"
+                f"{path}: {name} is not finite in {str(tensor.dtype).removeprefix('torch.')}{advice}"
             )
 
 
 def base_of(adapter: Adapter) -> str:
     """Return what the shapes in ``adapter`` say of its model."""
-    width = next(
-        (each.outputs for name, each in adapter.items() if name.endswith(("proj", "linear2"))), None
-    )
-    for name, update in adapter.items() if width is None else ():
-        if name.endswith(("qkv", "linear1", "_mlp.0", "mod.lin", "modulation.lin")):
-            width = update.inputs
+    width = _width(adapter) or None
     channels = adapter["img_in"].inputs if "img_in" in adapter else None
     kinds = {64: "", 128: ", with a control image (Depth, Canny)", 384: ", with a mask (Fill)"}
     family = (
@@ -447,7 +517,14 @@ def base_of(adapter: Adapter) -> str:
     return f"{family}{kinds.get(channels or 64, f', {channels} channels')}"
 
 
-_WIDTH = 3072
+_WIDTH, _FLUX2_RATIOS = 3072, (3, 6)
+_WIDTHS = {
+    1536: "Stable Diffusion 3 or 3.5 Medium",
+    2432: "Stable Diffusion 3.5 Large",
+    4096: "FLUX.2 klein 9B",
+    6144: "FLUX.2",
+}
+"""Of models whose layers have the same names."""
 
 
 _SHOWN = (

@@ -185,7 +185,9 @@ def _span(
     if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"tensor {name!r} has offsets {list(offsets)} for shape {list(shape)}")
     if start + offsets[1] > size:
-        raise ValueError(f"tensor {name!r} ends at byte {start + offsets[1]} of {size}: cut off")
+        raise ValueError(
+            f"tensor {name!r} ends at byte {start + offsets[1]} of {size}: cut off, get it again"
+        )
     return Span(dtype, shape, start + offsets[0])
 
 
@@ -378,11 +380,16 @@ _LORA = re.compile(
 )
 _ADAPTERS = (
     (
-        r"lora_te2_text_model|text_encoder_2\.text_model|lora_unet_(in|out)put_blocks|add_embedding",
+        r"(te2[._]|clip_g\.|text_encoder_2\.)text_model|lora_unet_(in|out)put_blocks|add_embedding",
         "a LoRA of SDXL",
     ),
-    (r"(unet[._]|^)(down|up|mid)_blocks?[._]", "a LoRA of Stable Diffusion 1.5 or 2, or of SDXL"),
+    (
+        r"(^|[._])((down|up|mid|input|output)_blocks?|middle_block)[._]",
+        "a LoRA of Stable Diffusion 1.5 or 2, or of SDXL",
+    ),
     (r"joint_blocks", "a LoRA of Stable Diffusion 3"),
+    (r"joint_transformer_blocks", "a LoRA of AuraFlow"),
+    (r"(double|single)_stream_blocks", "a LoRA of HiDream"),
     (r"controlnet|control_model", "a LoRA of a ControlNet"),
     (r"distilled_guidance_layer", "a LoRA of Chroma"),
     (r"(double|single)_stream_modulation|to_qkv_mlp_proj", "a LoRA of FLUX.2"),

@@ -141,7 +141,7 @@ RUNS: list[BadRun] = [
            NOT_WHOLE + "it is a pickle, which is not read: get the .safetensors file)", WEIGHTS),
     BadRun("an empty file", content("model.safetensors", b""), NOT_WHOLE + "it has 0 bytes)", WEIGHTS),
     BadRun("weights that are cut off", cut("model.safetensors", {"img_in.weight": (64, 64)}, 4000),
-           NOT_WHOLE + "tensor 'img_in.weight' ends at byte 16472 of 4000: cut off)", WEIGHTS),
+           NOT_WHOLE + "tensor 'img_in.weight' ends at byte 16472 of 4000: cut off, get it again)", WEIGHTS),
     BadRun("a header without end", header(b"{", 1 << 60), NOT_WHOLE + "its header claims 11529", WEIGHTS),
     BadRun("a header that is no JSON", header(b"[}", 2), NOT_WHOLE + "Expecting value", WEIGHTS),
     BadRun("an empty folder of weights", folder_of("model.safetensors"),
