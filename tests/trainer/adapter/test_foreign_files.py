@@ -243,17 +243,22 @@ def test_layers_of_blocks_that_flux_does_not_have_are_named(
     assert "no such block: 2: double_blocks.19.img_attn.qkv, single_blocks.38.linear2" in told
 
 
-def test_a_file_of_clip_alone_is_not_offered_for_a_merge(
+def test_a_merge_without_a_layer_that_fits_is_refused_with_the_option_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = tmp_path / "clip.safetensors"
-    name = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj"
-    ends = {"lora_down.weight": torch.ones(2, 768), "lora_up.weight": torch.ones(768, 2)}
-    save_file({f"{name}.{end}": each for end, each in ends.items()}, source)
-    assert main(["adapter", "info", str(source)]) == EXIT_OK
-    told = capsys.readouterr().out
-    assert "use:           convert to " in told
-    assert "merge" not in told
+    source, weights = tmp_path / "clip.safetensors", tmp_path / "weights.safetensors"
+    names = ("te1.text_model.encoder.layers.0.self_attn.q_proj", "double_blocks.9.img_attn.proj")
+    modules = [pair()(name, (64, 64))[0] for name in names]
+    save_file(WEIGHTS, weights)
+    for tensors, says in (
+        (modules[0], "it adapts CLIP-L alone, and these are the transformer's weights; sample"),
+        (modules[0] | modules[1], "double_blocks.9.img_attn.proj is [64, 64]; in"),
+    ):
+        save_file(tensors, source)
+        arguments = [str(weights), str(source), "--skip-unknown", "--output", str(tmp_path / "out")]
+        assert main(["adapter", "merge", *arguments]) == EXIT_USAGE
+        assert f"{source}: {says}" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 NAME = "lora_unet_double_blocks_0_img_attn_qkv"

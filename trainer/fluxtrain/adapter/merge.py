@@ -42,7 +42,8 @@ class MergedWeights:
                     continue
                 has = f"is {list(shape)}" if shape else "does not exist"
                 misfits.append(f"{layer} is {list(own)}; in {base.path} it {has}")
-            if misfits and not (file.skips_unknown and len(misfits) < len(file.adapter)):
+            count = sum(not is_clip(layer) for layer in file.adapter)
+            if misfits and not (file.skips_unknown and len(misfits) < count):
                 text = f"; {SKIP} leaves such layers out if others fit"
                 raise DataError(f"{file.path}: {named(misfits, 1)}{text}")
             if misfits:

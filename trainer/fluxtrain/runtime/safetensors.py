@@ -94,7 +94,7 @@ def read_header(path: Path, more: Mapping[str, torch.dtype] | None = None) -> di
             (length,) = struct.unpack("<Q", start)
             if not 2 <= length <= min(_MAX_HEADER_BYTES, status.st_size - 8):
                 other = _other_format(start + file.read(256))
-                raise ValueError(other or f"its header claims {length} bytes")
+                raise ValueError(other or f"its header claims {length} bytes, get it again")
             return _spans(json.loads(file.read(length)), 8 + length, status.st_size, dtypes)
     except FileNotFoundError:
         raise DataError(f"{path}: missing") from None
