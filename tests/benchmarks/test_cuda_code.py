@@ -24,9 +24,9 @@ U = 32 * 512 * 3072 * 2
 LIMITS = {
     "bfloat16:single": (52, 18.2),
     "bfloat16:double": (72, 21.2),
-    "tensorwise:single": (90, 14.6),
-    "tensorwise:double": (130, 14.2),
-    "rowwise:single": (91, 14.6),
+    "tensorwise:single": (79, 14.6),
+    "tensorwise:double": (122, 14.2),
+    "rowwise:single": (86, 14.6),
     "rowwise:double": (128, 14.2),
 }
 """Most u that a block moves, and that its forward pass saves."""

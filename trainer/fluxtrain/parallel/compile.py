@@ -25,10 +25,14 @@ from fluxtrain.contract.process import COMPILED_FOLDER, ENV_RENDEZVOUS_KEY
 from fluxtrain.contract.run.config import Kernel, ParallelConfig, RunConfig
 from fluxtrain.errors import ConfigError
 from fluxtrain.model.flux import Flux
+from fluxtrain.model.fp8 import Fp8Linear
 from fluxtrain.runtime.files import atomic_write_by_several
 
 BACKEND = "inductor"
 """Torch's compiler of graphs."""
+_MOST_READS = {"realize_reads_threshold": 8}
+"""With inductor's default, 4, a single-stream block in fp8 stores its modulated input in float32; with more,
+its readers compute it from the stream, which is read twice instead."""
 _CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _OLDEST_OF_TRITON = (7, 0)
 _BFLOAT16 = (8, 0)
@@ -52,7 +56,9 @@ def compile_blocks(model: Flux, has_sizes: bool = False) -> None:
 
 def compile_module(module: nn.Module, has_sizes: bool = False) -> None:
     """Compile ``module`` when it is called, whole; for each shape, or all if it ``has_sizes``."""
-    module.compile(fullgraph=True, dynamic=has_sizes, backend=BACKEND)
+    is_single_in_fp8 = isinstance(getattr(module, "linear1", None), Fp8Linear)
+    options = _MOST_READS if is_single_in_fp8 else None
+    module.compile(fullgraph=True, dynamic=has_sizes, backend=BACKEND, options=options)
 
 
 def compiles(parallel: ParallelConfig, device: torch.device) -> bool:
