@@ -58,7 +58,7 @@ class KernelSingleBlock(SingleStreamBlock):
         ((shift, scale, gate),) = self.modulation(vec)
         projected, *asked = _output(self.linear1, modulate(x, shift, scale))
         q, k, v, hidden = _SingleHeads.apply(
-            *(projected, *asked, *_scales(self.norm), *positions, _eps(self.norm), self.num_heads)
+            *(projected, *asked, *positions, *_scales(self.norm), _eps(self.norm), self.num_heads)
         )
         concatenated = torch.cat((attend(q, k, v), hidden), dim=-1)
         return _gated(x, gate, self.linear2, concatenated)
@@ -147,10 +147,10 @@ class _SingleHeads(torch.autograd.Function):
         x: Tensor,
         bias: Tensor | None,
         told: Tensor | None,
-        q_scale: Tensor,
-        k_scale: Tensor,
         cos: Tensor,
         sin: Tensor,
+        q_scale: Tensor,
+        k_scale: Tensor,
         eps: float,
         heads: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,7 +172,7 @@ class _SingleHeads(torch.autograd.Function):
         bias = None if ctx.dtype is None else sums.to(ctx.dtype)
         told = largest.amax() if ctx.is_told else None
         of_scales = [each.to(q_scale.dtype) for each in scales]
-        return dx, bias, told, *of_scales, None, None, None, None
+        return dx, bias, told, None, None, *of_scales, None, None
 
 
 class _JointHeads(torch.autograd.Function):
