@@ -115,7 +115,7 @@ def test_a_wrong_combination_of_fields_is_refused(changes: dict[str, Any], messa
     ("images", "message"),
     [
         ("nothing", "nothing: missing; it should hold pictures; spec.run.data.images names it"),
-        ("pictures/000.png", "000.png: is not a folder; it should hold pictures"),
+        ("pictures/000.png", "000.png: is one picture; name its folder; it should hold pictures"),
         (".", ""),
     ],
 )
