@@ -15,7 +15,7 @@ from cluster import control_plane, processes, slurm
 from cluster.access import certificates
 from cluster.console import log, timed, wait_until
 from cluster.errors import ClusterError, MachineError
-from cluster.host import cgroups, host_state, left_behind, mounts, network
+from cluster.host import host_state, left_behind, mounts, network
 from cluster.kubectl import Kubectl, kubectl
 from cluster.layout import API_URL, CACHE, FAMILY, KUBECONFIG, LOGS, MAX_NODES, STATE, Node, nodes
 from cluster.nodes import containerd, fake_gpus, images, node
@@ -164,9 +164,7 @@ def _clear_machine() -> None:
         containerd.kill_containers(each)
     processes.stop(processes.names())
     mounts.unmount(STATE)
-    network.remove()
-    for index in range(MAX_NODES):
-        cgroups.remove(Node(index).namespace)
+    left_behind.remove_nodes()
     host_state.restore()
 
 

@@ -15,10 +15,12 @@ from cluster.errors import MachineError
 from cluster.host import cgroups, host_state, network
 from cluster.layout import CACHE, MAX_NODES, STATE, Node
 
-PROGRAM = re.compile(rf"{re.escape(str(CACHE))}/|/\S*/containerd")
+PROGRAM = re.compile(rf"{re.escape(str(CACHE))}/|/.*/containerd")
 """How the command of a cluster's program begins: what clones share, or Debian's containerd and its shims."""
-FILE = re.compile(rf"[\s=](/[^\s=]*)/{re.escape(STATE.name)}/")
-"""A file below `STATE` of the clone in the group, in a command's arguments."""
+FILE = re.compile(rf"[^/]*(/.+)/{re.escape(STATE.name)}/")
+"""An argument with a file below `STATE` of the clone in the group, as --option=/clone/.cluster/file."""
+
+NODES = [Node(index).namespace for index in range(MAX_NODES)]
 
 
 def clear() -> None:
@@ -30,10 +32,14 @@ def clear() -> None:
     for clone in set(running.values()):
         if (clone / host_state.RECORD.relative_to(STATE.parent)).exists():
             raise MachineError(f"the cluster of {clone} is running; make cluster-down there first")
-    nodes = [Node(index).namespace for index in range(MAX_NODES)]
-    processes.kill(running.keys() | {pid for name in nodes for pid in cgroups.processes(name)})
+    processes.kill(running.keys() | {pid for name in NODES for pid in cgroups.processes(name)})
+    remove_nodes()
+
+
+def remove_nodes() -> None:
+    """Remove the network and the cgroups of all nodes; their processes must have ended."""
     network.remove()
-    for name in nodes:
+    for name in NODES:
         cgroups.remove(name)
 
 
@@ -42,7 +48,8 @@ def _programs() -> dict[int, Path]:
     found = {}
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if PROGRAM.match(command) and (match := FILE.search(command)):
-                found[int(path.parent.name)] = Path(match[1])
+            command, *arguments = path.read_text(errors="replace").split("\0")
+            files = [match[1] for each in arguments if (match := FILE.match(each))]
+            if PROGRAM.match(command) and files:
+                found[int(path.parent.name)] = Path(files[0])
     return found

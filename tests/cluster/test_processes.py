@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster import processes
-from cluster.errors import ClusterError
-from cluster.layout import PROCESSES
+from cluster.errors import ClusterError, MachineError
+from cluster.host import left_behind
+from cluster.layout import CACHE, PROCESSES
 
 NAME = "test.sleep"
 
@@ -57,3 +61,30 @@ def test_the_error_contains_the_log_of_an_exited_program() -> None:
         processes.require_running(name)
     processes.stop([name])
     processes.log(name).unlink()
+
+
+@pytest.mark.parametrize("program", [f"{CACHE}/programs/etcd", "/usr/bin/containerd"])
+@pytest.mark.parametrize("folder", ["clone", "a clone, with=all"])
+def test_a_running_cluster_is_found_by_its_clone_and_not_stopped(
+    tmp_path: Path, program: str, folder: str
+) -> None:
+    record = tmp_path / folder / ".cluster" / "host_state.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    command = [program, "-c", "input()", "--verbose=1", f"--data-dir={record.parent}/etcd"]
+    process = subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE)
+    try:
+        assert left_behind._programs()[process.pid] == tmp_path / folder
+        with pytest.raises(MachineError, match="make cluster-down there first"):
+            left_behind.clear()
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_program_that_only_names_a_file_of_a_cluster_is_none_of_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "input()", f"{tmp_path}/.cluster/logs/etcd.log"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.pid not in left_behind._programs()
+        process.kill()
