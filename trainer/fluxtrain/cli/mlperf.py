@@ -15,6 +15,7 @@ import yaml
 
 from fluxtrain.cli.arguments import Commands, path, whole_number
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.runtime.progress import counted
 
 if TYPE_CHECKING:
     from fluxtrain.mlperf.chain_verify import Head
@@ -143,7 +144,7 @@ def add_mlperf(commands: Commands) -> None:
 def check_log(arguments: argparse.Namespace) -> int:
     """Print both results; return 0 only if the checker reports SUCCESS and no rule finds anything."""
     from fluxtrain.mlperf import check, render
-    from fluxtrain.mlperf.compliance import counted, describe_fit, require_readable, require_ruleset
+    from fluxtrain.mlperf.compliance import describe_fit, require_readable, require_ruleset
     from fluxtrain.mlperf.review import review as rules
     from fluxtrain.mlperf.review.tree import dated, find, fit_of, read_results
     from fluxtrain.mlperf.review.verdict import judge
@@ -176,7 +177,6 @@ def _print_json(verdicts: Sequence[Verdict], tree: Tree) -> int:
 
 
 def _print_notes(notes: Sequence[Finding]) -> None:
-    from fluxtrain.mlperf.compliance import counted
     from fluxtrain.mlperf.review.review import number_of, render
 
     if notes:
@@ -312,7 +312,6 @@ def _write(path: Path, text: str) -> None:
 
 def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
     """Print what the rules find in the packaged ``result``; return whether all of it is waived."""
-    from fluxtrain.mlperf.compliance import counted
     from fluxtrain.mlperf.review import review
     from fluxtrain.mlperf.review.tree import read_results
 
@@ -368,7 +367,6 @@ def review_results(arguments: argparse.Namespace) -> int:
 
 
 def _print_verdicts(verdicts: Sequence[Verdict], left_out: str, inferred: bool) -> None:
-    from fluxtrain.mlperf.compliance import counted
     from fluxtrain.mlperf.review import review
     from fluxtrain.mlperf.review.verdict import headline, table
 

@@ -24,13 +24,14 @@ from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
 from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.mlperf import rcp
-from fluxtrain.mlperf.compliance import best_fit, counted, describe_fit, fit, sanitize
+from fluxtrain.mlperf.compliance import best_fit, describe_fit, fit, sanitize
 from fluxtrain.mlperf.evidence import FailedRun, Run, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
 from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, month_of, target_of
 from fluxtrain.mlperf.rcp import median_window
 from fluxtrain.report.records import EvaluationPoint, samples_to_target
+from fluxtrain.runtime.progress import counted
 
 _END = '"run_stop"'
 _NOT_OVER = ("waiting", "training")

@@ -29,6 +29,7 @@ from fluxtrain.mlperf.log_lines import (
     read_lines,
     target_of,
 )
+from fluxtrain.runtime.progress import counted
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
@@ -318,11 +319,6 @@ def sanitize(text: str, most: int = _MAX_TEXT) -> str:
     """Return ``text`` shortened and without control characters, safe to print on a terminal."""
     clean = "".join(c if c.isprintable() else " " for c in text)
     return clean if len(clean) <= most else f"{clean[:most]}..."
-
-
-def counted(number: int, noun: str) -> str:
-    """Return the number with its noun, in the plural unless it is 1."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _explain_one(message: str, lines: Sequence[LogLine], ruleset: str) -> str | None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fluxtrain import __version__
 from fluxtrain.errors import ConfigError, StorageError
-from fluxtrain.mlperf.compliance import counted, sanitize
+from fluxtrain.mlperf.compliance import sanitize
 from fluxtrain.mlperf.review.review import number_of, paragraphs, render_unknowns
 from fluxtrain.mlperf.review.verdict import HEADINGS, NUMBERS, Verdict
 from fluxtrain.report.page import PAGE_START, POLICY, SCRIPT, STYLE, Chart, Series
+from fluxtrain.runtime.progress import counted
 
 _STYLE = """
 .results th, .results td { padding: .35rem 1.4rem .35rem 0; text-align: left; white-space: nowrap;

@@ -15,7 +15,6 @@ from statistics import mean, median
 from typing import Any
 
 from fluxtrain.contract.run.presets import MLPERF_VALIDATION_SET
-from fluxtrain.mlperf.compliance import counted
 from fluxtrain.mlperf.evidence import Result, Run, count_of
 from fluxtrain.mlperf.log_lines import is_number
 from fluxtrain.mlperf.rcp import reference_point
@@ -29,6 +28,7 @@ from fluxtrain.mlperf.review.result_rules import (
     rules_in,
 )
 from fluxtrain.mlperf.review.run_rules import QUALITY, RUN_RESULTS, cadence
+from fluxtrain.runtime.progress import counted
 
 _ASK = "Ask for the original log and the cause."
 _LEAST_MS = 10_000

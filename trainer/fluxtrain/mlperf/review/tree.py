@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fluxtrain.contract.process import CONFIG_FILE, MLPERF_FILE
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.compliance import best_fit, counted, fit, sanitize
+from fluxtrain.mlperf.compliance import best_fit, fit, sanitize
 from fluxtrain.mlperf.evidence import (
     BENCHMARK,
     OTHERS_FOLDER,
@@ -27,6 +27,7 @@ from fluxtrain.mlperf.evidence import (
     run_of,
 )
 from fluxtrain.mlperf.log_lines import month_of
+from fluxtrain.runtime.progress import counted
 
 OWN_CODE = "_fluxtrain"
 """With the name of the system before it: the folder of code that `fluxtrain mlperf package` writes."""

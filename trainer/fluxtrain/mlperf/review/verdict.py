@@ -13,7 +13,7 @@ from multiprocessing import get_context
 from fluxtrain.contract.run.presets import MLPERF_TARGET_LOSS
 from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf import rcp
-from fluxtrain.mlperf.compliance import counted, describe_fit, sanitize
+from fluxtrain.mlperf.compliance import describe_fit, sanitize
 from fluxtrain.mlperf.evidence import Result
 from fluxtrain.mlperf.log_lines import LogLine, target_of
 from fluxtrain.mlperf.review.result_rules import Finding
@@ -27,6 +27,7 @@ from fluxtrain.mlperf.review.review import (
     unknowns,
 )
 from fluxtrain.mlperf.review.tree import Place, Tree, dated, describe, fit_of, whose
+from fluxtrain.runtime.progress import counted
 
 Curve = tuple[str, Sequence[tuple[float, float]]]
 """The name of a run, and samples and loss of its evaluations."""
