@@ -406,7 +406,7 @@ def read_adapter(path: Path, skip_unknown: bool = False) -> AdapterFile:
     """
     spans = read_header(path, ALL_DTYPES)
     is_of_others = not any(map(is_known, spans)) and not all(map(is_of_text_encoder, spans))
-    if is_of_others or (spans and not is_adapter(spans)) or _is_of_another_model(spans):
+    if is_of_others or (spans and not is_adapter(spans)) or _is_other(kind_of_file(spans)):
         raise DataError(f"{path}: {_no_lora(spans)}")
     file = AdapterFile.of(path, read_contents(path, spans))
     unknown, faults, other = file.contents.unknown, file.contents.faults, file.contents.other
@@ -434,8 +434,9 @@ def _no_lora(names: Collection[str], other: str = "") -> str:
     return f"not a LoRA of FLUX's blocks; it has {named(sorted(names))}{holds}; {_ADVICE}"
 
 
-def _is_of_another_model(names: Collection[str]) -> bool:
-    return identify(names).startswith("; it holds a LoRA of ")
+def _is_other(kind: Kind | None) -> bool:
+    """Return whether ``kind`` is a LoRA of another model."""
+    return kind is not None and kind.text.startswith("a LoRA of ")
 
 
 def write_adapter(
@@ -479,7 +480,7 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
         types = Counter(each.get_dtype() for each in slices.values())
     kind, reason = kind_of_file(shapes), ""
     num_known = sum(map(is_known, shapes))
-    if is_adapter(shapes) and num_known and not _is_of_another_model(shapes):
+    if is_adapter(shapes) and num_known and not _is_other(kind):
         try:
             own = AdapterFile.of(path, read_contents(path, read_header(path, ALL_DTYPES)))
         except DataError as error:
@@ -491,12 +492,9 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
                 return
             kind, reason = (Kind(f"a LoRA of {other}"), "") if other else (kind, reason)
     if kind is not None and kind.use == ADAPTER_USE:
-        is_of_text = all(map(is_of_text_encoder, shapes))
-        of = (
-            "a LoRA of text encoders alone"
-            if is_of_text
-            else "adapters of an unknown model or tool"
-        )
+        of = "adapters of an unknown model or tool"
+        if all(map(is_of_text_encoder, shapes)):
+            of = "a LoRA of text encoders alone"
         kind = Kind("a damaged LoRA of FLUX.1" if reason and num_known else of)
     yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
     yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
