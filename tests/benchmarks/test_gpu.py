@@ -372,7 +372,7 @@ def test_a_command_runs_with_a_tiny_model(command: str, tmp_path: Path, peers: P
 def check_first(result: dict[str, Any], said: str) -> None:
     verdicts = {check["name"]: check["verdict"] for check in result["checks"]}
     absent = {name for name, verdict in verdicts.items() if verdict != "ok"}
-    assert absent <= {"step, attention cudnn", "step, attention efficient"}, said
+    assert all(name.endswith(("attention cudnn", "attention efficient")) for name in absent), said
     assert {"memory", "product, fp8", "step, fp8"} <= set(verdicts)
     assert "expect a step of 2+2 blocks" in said
 
