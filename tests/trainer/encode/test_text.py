@@ -15,7 +15,7 @@ from tests.trainer.tiny_encoders import SIDE, caption, config, write_clip, write
 from transformers import AutoModel, AutoTokenizer, CLIPTextModel, T5EncoderModel
 
 from fluxtrain.contract.run.precision import EncodersConfig
-from fluxtrain.encode.codec import load_decoder
+from fluxtrain.encode.codec import Autoencoder, load_decoder
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.encode.text import TextEncoder, TextModel, load_text_encoder
 from fluxtrain.errors import DataError
@@ -159,3 +159,28 @@ def test_encodings_and_images_do_not_depend_on_the_model_s_attention(
     for field in ("txt", "vec", "mean", "logvar"):
         assert torch.equal(getattr(found, field), getattr(expected, field)), field
     assert torch.equal(decoded, decode(expected.mean))
+
+
+def test_the_cpu_decodes_what_the_gpu_has_too_little_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_encoders(tmp_path)
+    latents = (
+        load_encoders(config(), tmp_path, CPU)
+        .encode(torch.zeros(1, 3, SIDE, SIDE).byte(), ["a cat"])
+        .mean
+    )
+    decode, whole = load_decoder(config().encoders, tmp_path, CPU), Autoencoder.decode
+    expected, left = decode(latents), [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def full(codec: Autoencoder, latents: torch.Tensor) -> torch.Tensor:
+        if left:
+            raise left.pop()
+        return whole(codec, latents)
+
+    monkeypatch.setattr(Autoencoder, "decode", full)
+    assert torch.equal(decode(latents), expected)
+    assert torch.equal(decode(latents), expected)
+    assert capsys.readouterr().err.splitlines() == [
+        "cpu has too little memory to decode images; the CPU does"
+    ]

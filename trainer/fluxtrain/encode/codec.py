@@ -10,7 +10,9 @@ pixels.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -417,5 +419,18 @@ def load_codec(encoders: EncodersConfig, models_root: Path) -> Codec:
 
 
 def load_decoder(encoders: EncodersConfig, models_root: Path, device: torch.device) -> Decoder:
-    """Return the decoder of ``encoders.autoencoder``; DataError if the file is not an autoencoder's."""
-    return load_codec(encoders, models_root).to(device).decode
+    """Return the decoder of ``encoders.autoencoder``; DataError if the file is not an autoencoder's.
+
+    If ``device`` has too little memory for an image, the CPU decodes it and all after it.
+    """
+    codec = load_codec(encoders, models_root).to(device)
+
+    def decode(latents: Latents) -> Images:
+        nonlocal device
+        with suppress(torch.OutOfMemoryError):
+            return codec.decode(latents.to(device))
+        print(f"{device} has too little memory to decode images; the CPU does", file=sys.stderr)
+        device = torch.device("cpu")
+        return codec.to(device).decode(latents.to(device))
+
+    return decode
