@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from benchmarks.cuda_code import traffic
+from benchmarks.cuda_code import predict, traffic
 from benchmarks.cuda_code.__main__ import ARCHITECTURES
 from benchmarks.cuda_code.own import OWN
 from tests.paths import ROOT
@@ -86,6 +86,12 @@ def test_our_kernels_move_what_the_interpreter_notes() -> None:
     assert {name for name, _, _ in noted["launches"]} == OWN.keys()
     for name, addresses, formula in noted["launches"]:
         assert addresses == formula, name
+
+
+def test_predicted_steps_are_near_those_measured_on_an_h200() -> None:
+    errors = {name: ms / measured - 1 for name, (ms, measured) in predict.alone().items()}
+    assert errors["bfloat16"] == pytest.approx(0, abs=0.03)
+    assert errors["tensorwise"] == pytest.approx(0, abs=0.11)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
