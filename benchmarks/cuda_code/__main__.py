@@ -28,7 +28,7 @@ BLOCKS = [
     for kind in ("single", "double")
 ]
 """With the trainer's kernels, and with torch's only."""
-ARCHITECTURES = ("sm_90", "gfx942")
+ARCHITECTURES = ("sm_90", "gfx942", "gfx950")
 _SMALL = 0.4
 """Fewest u of a kernel that is listed."""
 

@@ -1,6 +1,6 @@
 """Registers of the trainer's own kernels, compiled by Triton for a GPU that is not there.
 
-    python -m benchmarks.cuda_code.registers {sm_90,gfx942}
+    python -m benchmarks.cuda_code.registers {sm_90,gfx942,gfx950}
 
 Prints JSON: registers of a thread and spilled values, by kernel. One architecture a process: Triton keeps
 what it learned of the first AMD one.
@@ -24,7 +24,9 @@ from triton.compiler import ASTSource
 from fluxtrain.model import kernels
 from fluxtrain.optim import fused
 
-_TARGETS = {"sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
+_TARGETS = {"sm_90": GPUTarget("cuda", 90, 32)} | {
+    name: GPUTarget("hip", name, 64) for name in ("gfx942", "gfx950")
+}
 _TABLES = {
     "cos": "*fp32",
     "sin": "*fp32",
