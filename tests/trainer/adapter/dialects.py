@@ -198,6 +198,33 @@ def with_more(file: File, *names: str) -> File:
     return File(file.tensors | {name: rand(1, 8) for name in names}, file.updated)
 
 
+def renamed(file: File, names: dict[str, str]) -> File:
+    """Return ``file`` with other names of its layers: each key of ``names`` is replaced by its value."""
+    tensors = file.tensors
+    for name, other in names.items():
+        assert any(name in key for key in tensors), name
+        tensors = {key.replace(name, other): tensor for key, tensor in tensors.items()}
+    return File(tensors, file.updated)
+
+
+MFLUX = {".net.0.proj": ".linear1", ".net.2": ".linear2", ".to_out.0": ".to_out"}
+DIFFSYNTH = {
+    "img_attn.qkv": "attn.a_to_qkv",
+    "txt_attn.qkv": "attn.b_to_qkv",
+    "img_attn.proj": "attn.a_to_out",
+    "txt_attn.proj": "attn.b_to_out",
+    "img_mlp": "ff_a",
+    "txt_mlp": "ff_b",
+    "img_mod.lin": "norm1_a.linear",
+    "txt_mod.lin": "norm1_b.linear",
+    "modulation.lin": "norm.linear",
+    "linear1": "to_qkv_mlp",
+    "linear2": "proj_out",
+    "double_blocks": "blocks",
+}
+"""Its own model's names, by BFL's."""
+
+
 class Dialect(NamedTuple):
     """A file, what its description says, and whether diffusers reads it at any width."""
 
@@ -248,6 +275,11 @@ DIALECTS = {
         of_parts("lora_dit_", KOHYA, dot="_"), "lora_dit_; diffusers' layers"),
     "DiffSynth": Dialect(
         of_parts("", pair("lora_A.default.weight", "lora_B.default.weight")), "no prefix; diffusers' layers"),
+    "DiffSynth's own names": Dialect(
+        renamed(of_whole_layers("", pair("lora_A.default.weight", "lora_B.default.weight")), DIFFSYNTH),
+        "no prefix; BFL's layers"),
+    "mflux": Dialect(
+        renamed(of_parts("transformer.", pair("lora_A", "lora_B")), MFLUX), "transformer. (diffusers, "),
     "ComfyUI": Dialect(of_whole_layers("diffusion_model.", pair(), LAYERS), "diffusion_model. (ComfyUI"),
     "ComfyUI's checkpoint": Dialect(
         of_whole_layers("model.diffusion_model.", KOHYA), "model.diffusion_model. (ComfyUI's checkpoints)"),

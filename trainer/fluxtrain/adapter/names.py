@@ -38,7 +38,7 @@ _OTHER_ENCODER = re.compile(
 )
 _TEXT_ENCODER = re.compile(rf"lora_te|{TEXT_ENCODER}|te\d?\.|(clip_[lg]|t5(xxl)?)\.")
 _BLOCK = re.compile(
-    r"(double_blocks|single_blocks|single_transformer_blocks|transformer_blocks)([._])(\d+)\2"
+    r"(double_blocks|single_blocks|single_transformer_blocks|transformer_blocks|blocks)([._])(\d+)\2"
 )
 _OF_OTHERS = re.compile(
     r"control|text|clip|t5|te\d?[._]|encoder|image|adapter|vae|refiner|block|joint"
@@ -79,8 +79,25 @@ _ALIASES = {
     "transformer_blocks.0.attn.to_qkv": ("double_blocks.0.img_attn.qkv", None, 1),
     "transformer_blocks.0.attn.to_added_qkv": ("double_blocks.0.txt_attn.qkv", None, 1),
     "transformer_blocks.0.attn.to_out": ("double_blocks.0.img_attn.proj", None, 1),
+    "transformer_blocks.0.ff.linear1": ("double_blocks.0.img_mlp.0", None, 1),
+    "transformer_blocks.0.ff.linear2": ("double_blocks.0.img_mlp.2", None, 1),
+    "transformer_blocks.0.ff_context.linear1": ("double_blocks.0.txt_mlp.0", None, 1),
+    "transformer_blocks.0.ff_context.linear2": ("double_blocks.0.txt_mlp.2", None, 1),
+    "blocks.0.norm1_a.linear": ("double_blocks.0.img_mod.lin", None, 1),
+    "blocks.0.norm1_b.linear": ("double_blocks.0.txt_mod.lin", None, 1),
+    "blocks.0.attn.a_to_qkv": ("double_blocks.0.img_attn.qkv", None, 1),
+    "blocks.0.attn.b_to_qkv": ("double_blocks.0.txt_attn.qkv", None, 1),
+    "blocks.0.attn.a_to_out": ("double_blocks.0.img_attn.proj", None, 1),
+    "blocks.0.attn.b_to_out": ("double_blocks.0.txt_attn.proj", None, 1),
+    "blocks.0.ff_a.0": ("double_blocks.0.img_mlp.0", None, 1),
+    "blocks.0.ff_a.2": ("double_blocks.0.img_mlp.2", None, 1),
+    "blocks.0.ff_b.0": ("double_blocks.0.txt_mlp.0", None, 1),
+    "blocks.0.ff_b.2": ("double_blocks.0.txt_mlp.2", None, 1),
+    "single_blocks.0.norm.linear": ("single_blocks.0.modulation.lin", None, 1),
+    "single_blocks.0.to_qkv_mlp": ("single_blocks.0.linear1", None, 1),
+    "single_blocks.0.proj_out": ("single_blocks.0.linear2", None, 1),
 }
-"""Names of xlabs and of fused projections: the layer, its first part, and the number of parts."""
+"""Names of xlabs, fused projections, mflux, DiffSynth: the layer, its first part, the number of parts."""
 
 
 class LayerName(NamedTuple):
