@@ -119,6 +119,7 @@ FOREIGN: list[tuple[str, str, str]] = [
      "is a command of another program of that name, with --rank"),
     ("t.sh", "accelerate launch --num_processes 2 a/train_reflow.py --rank 16", "runs train_reflow.py"),
     ("t.sh", "echo hello", "has no command that trains"),
+    ("t.bat", "@REM python flux_train.py ^\r\n@REM --sdpa", "has no command that trains"),
     ("t.sh", "python flux_train_network.py --network_dim $DIM", "must not have variables; add --config_file"),
     ("a.env", "MODEL_FAMILY=flux\nMODEL_TYPE=lora\nMODEL_NAME=$HOME/flux",
      "pretrained_model_name_or_path: got '$HOME/flux'; must not have variables that"),

@@ -57,7 +57,7 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
         text = read_text(path)
         if re.search(rf"(?m)^\s*(export\s+)?({'|'.join(sorted(_OWN_VARIABLES))})=", text):
             return SIMPLETUNER, with_named_files(_variables(text, path), path)
-        lines = [it for it in joined(text) if not re.match(r"\s*(#|::|(?i:rem)\b)", it)]
+        lines = list(joined(text))
         if any(re.search(_TORCHTITAN, it) for it in lines):
             return _of_torchtitan(titan_command(lines, path))
         if any(re.search(rf"(^|[\s/\\\"']){DIFFUSERS_SCRIPT}", it) for it in lines):

@@ -25,15 +25,18 @@ def refused(path: Path, text: str) -> ConfigError:
 
 
 def joined(text: str) -> Iterator[str]:
-    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation.
+    """Yield the lines of ``text``, as one those that end in a shell's sign of continuation, without comments.
 
     A line of options alone goes on too: guides lose the sign.
     """
     parts, goes_on = list[str](), False
     for line in text.splitlines():
-        if not goes_on and not re.match(r"\s*--\w", line):
+        is_comment = not goes_on and re.match(r"\s*(#|::|@?(?i:rem)\b)", line)
+        if is_comment or (not goes_on and not re.match(r"\s*--\w", line)):
             yield " ".join(parts)
             parts.clear()
+        if is_comment:
+            continue
         parts.append(line.rstrip().rstrip("\\^`"))
         goes_on = parts[-1] != line.rstrip()
     yield " ".join(parts)
