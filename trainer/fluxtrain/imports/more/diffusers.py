@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fluxtrain.imports import common, kohya_values
+from fluxtrain.imports import common, kohya_values, simpletuner_values
 from fluxtrain.imports.kinds import DIFFUSERS_KINDS
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.simpletuner import SIMPLETUNER
@@ -128,6 +128,8 @@ def _captions(reading: Reading, name: str) -> Values:
         reading.notes[name] = "caption_column has the captions"
         return {}
     reading.notes[name] = "for pictures without a caption; leave no text files beside them"
+    if reading.value(name) == "":
+        return {}
     return common.of_images("data.class_tokens", folders=_IMAGES)(reading, name)
 
 
@@ -175,6 +177,12 @@ def _epochs_of_samples(reading: Reading, name: str) -> Values:
 
 def _prompt(reading: Reading, name: str) -> Values:
     return {"sampling.prompts": [reading.text(name)], "sampling.at_end": True}
+
+
+def _tracker(reading: Reading, name: str) -> Values:
+    values = simpletuner_values.tracker(reading, name)
+    project = "logging.wandb.project"
+    return {**values, project: "dreambooth-flux-dev-lora"} if project in values else values
 
 
 def _interval(reading: Reading, name: str) -> Values:
@@ -252,7 +260,7 @@ _OPTIONS: Mapping[str, Option] = {
         ["sampling.every_steps"], _epochs_of_samples, 50, "with validation_prompt and --epoch-samples"),
     "num_validation_images": SIMPLETUNER.options["num_validation_images"],
     "dataloader_num_workers": field_option("data.num_workers", Reading.whole),
-    "report_to": SIMPLETUNER.options["report_to"],
+    "report_to": replace(SIMPLETUNER.options["report_to"], convert=_tracker),
     "output_dir": SIMPLETUNER.options["output_dir"],
     "resume_from_checkpoint": SIMPLETUNER.options["resume_from_checkpoint"],
     "hub_token": SIMPLETUNER.options["hub_token"],
