@@ -31,7 +31,7 @@ from fluxtrain.imports.more.commands import (
     words,
 )
 from fluxtrain.imports.more.diffusers import DIFFUSERS
-from fluxtrain.imports.more.onetrainer import ONETRAINER
+from fluxtrain.imports.more.onetrainer import ONETRAINER, with_concepts
 from fluxtrain.imports.more.torchtitan import MLPERF, TORCHTITAN, is_of_mlperf
 from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.simpletuner_pictures import with_named_files
@@ -66,7 +66,7 @@ def read_options(path: Path) -> tuple[Trainer, dict[str, object]]:
     document = read_document(path, (".env", *_COMMANDS))
     names = _names(document)
     if isinstance(document, dict) and names & {"training_method", "output_model_destination"}:
-        return ONETRAINER, _named(document)
+        return ONETRAINER, with_concepts(_named(document), path.parent)
     listed = "\n".join(names)
     for text, *patterns in _FOREIGN:
         if all(re.search(rf"(?m)^(?:{pattern})$", listed) for pattern in patterns):

@@ -62,6 +62,13 @@ def imported(folder: Path, options: Mapping[str, object], **more: int) -> Import
         ({"concepts": [{"path": "a", "enabled": False}, {"path": "b", "balancing": 2.0}]},
          {"data.images": "b", "data.repeats": 2}),
         ({"ema": "GPU"}, {"optim.ema_decay": 0.999}),
+        ({"weight_dtype": "FLOAT_8"}, {"adapter.base_dtype": "fp8"}),
+        ({"weight_dtype": "FLOAT_8", "prior": {"weight_dtype": "BFLOAT_16"}},
+         {"adapter.base_dtype": "compute"}),
+        ({"training_method": "FINE_TUNE", "weight_dtype": "BFLOAT_16"}, {"precision.weights": "bfloat16"}),
+        ({"lora_layers": "attn", "layer_filter": None}, {"adapter.kind": "lora"}),
+        ({"concepts": [{"path": "v", "type": "VALIDATION"}, {"path": "b", "repeats": 3}]},
+         {"data.images": "b", "data.repeats": 3}),
         ({"gradient_checkpointing": "OFF"}, {"parallel.activation_checkpointing": 0.0}),
         ({"training_method": "FINE_TUNE"}, {"adapter": None, "preset": "dev-finetune"}),
     ],
@@ -85,6 +92,11 @@ def test_an_option_means_what_it_means_there(
         ({"concepts": [{"path": "a"}, {"path": "b"}]}, "concepts.more"),
         ({"concepts": [{"path": "a", "text": {"prompt_source": "filename"}}]}, "concepts.text.prompt_source"),
         ({"backup_after": 5, "backup_after_unit": "MINUTE"}, "backup_after"),
+        ({"weight_dtype": "NFLOAT_4", "prior": {"weight_dtype": "NONE"}}, "transformer.weight_dtype"),
+        ({"ema": "GPU", "ema_update_step_interval": 5}, "ema_update_step_interval"),
+        ({"concepts": [{"path": "a", "balancing": 200, "balancing_strategy": "SAMPLES"}]},
+         "concepts.balancing"),
+        ({"loss_weight_fn": "P2"}, "loss_weight_fn"),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_named(
@@ -98,3 +110,38 @@ def test_epochs_become_steps_and_a_part_of_them_is_the_warm_up(tmp_path: Path) -
     options = {"epochs": 4, "batch_size": 2, "learning_rate_warmup_steps": 0.1}
     schedule = imported(tmp_path, options, epoch_samples=20).config.schedule
     assert (schedule.steps, schedule.warmup_steps) == (40, 4)
+
+
+CONCEPT = {"path": "cats", "balancing": 2.0, "__version": 2, "type": "STANDARD",
+           "image": {"random_hue_max_strength": 0.1, "enable_random_hue": False}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("training_concepts/concepts.json", {}),
+        ("concepts.json", {"concept_file_name": "training_concepts\\concepts.json"}),
+        ("mine/cats.json", {"concept_file_name": "mine/cats.json", "concepts": None}),
+        ("../training_concepts/concepts.json", {}),
+    ],
+)
+def test_concepts_of_another_file_are_read(
+    place: str, options: Mapping[str, object], tmp_path: Path
+) -> None:
+    presets = tmp_path / "training_presets"
+    (presets / place).parent.mkdir(parents=True, exist_ok=True)
+    presets.mkdir(exist_ok=True)
+    (presets / place).write_text(json.dumps([CONCEPT]))
+    found = imported(presets, options)
+    assert (found.config.data.images, found.config.data.repeats) == ("cats", 2)
+    lost = (*found.lines[Disposition.MISSING], *found.lines[Disposition.UNKNOWN])
+    assert not [line for line in lost if line.is_given or line.option == "concept_file_name"]
+
+
+def test_what_belongs_to_other_models_or_is_off_is_one_line(tmp_path: Path) -> None:
+    options = {"unet": {"train": True}, "align_prop": False, "align_prop_steps": 20, "custom": True}
+    found = imported(tmp_path, {**options, "text_encoder": {"train": False, "include": False}})
+    (line,) = (it for it in found.lines[Disposition.IGNORED] if it.option == "unused")
+    assert line.value == ["align_prop", "align_prop_steps", "unet.train"]
+    unknown = [it.option for it in found.lines[Disposition.UNKNOWN]]
+    assert unknown == ["custom", "text_encoder.include"]

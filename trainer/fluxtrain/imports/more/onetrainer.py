@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from fluxtrain.imports import common
 from fluxtrain.imports.kinds import ONETRAINER_KINDS
 from fluxtrain.imports.table import (
+    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -21,6 +23,7 @@ from fluxtrain.imports.table import (
     ignored,
     missing,
     only_if,
+    read_document,
     set_outside,
 )
 
@@ -44,7 +47,11 @@ def flatten(reading: Reading) -> dict[str, object]:
         if isinstance(value, dict) and section not in _WHOLE:
             options |= {f"{section}.{key}": below for key, below in value.items()}
         elif name == "concepts" and isinstance(value, list):
-            used = [it for it in value if isinstance(it, dict) and it.get("enabled", True)]
+            tables = [it for it in value if isinstance(it, dict) and it.get("enabled", True)]
+            is_held_out = [
+                it.get("type") == "VALIDATION" or it.get("validation_concept") for it in tables
+            ]
+            used = [it for it, held_out in zip(tables, is_held_out, strict=True) if not held_out]
             options |= {_MORE: len(used)} if len(used) > 1 else {}
             for key, below in used[0].items() if used else ():
                 parts = (
@@ -57,9 +64,57 @@ def flatten(reading: Reading) -> dict[str, object]:
             options["optimizer.optimizer"] = value
         else:
             options[name] = value
-    return {name: value for name, value in options.items() if value not in (None, "")}
+    options = {_RENAMED.get(n, n): it for n, it in options.items() if it not in (None, "")}
+    unused = sorted(name for name, value in options.items() if _is_unused(name, value))
+    left = {name: value for name, value in options.items() if name not in unused}
+    return {**left, "unused": unused} if unused else left
 
 
+_RENAMED = {
+    "lora_layers": "layer_filter",
+    "lora_layers_regex": "layer_filter_regex",
+    "lora_layer_preset": "layer_filter_preset",
+    "concepts.repeats": "concepts.balancing",
+}
+"""Names of older versions."""
+_UNUSED = re.compile(
+    r"(unet|decoder\w*|effnet_encoder|text_encoder_[34]|align_prop|embedding|sample_image)[._]\w+|"
+    r"(.+\.)?__version|\w+\.(train_embedding|stop_training_after)|"
+    r"text_encoder\w*\.learning_rate|(additional|bundle_additional|preserve)_embedding\w*|"
+    r"lora_decompose_norm_epsilon|vb_loss_strength|loss_weight_strength|un?masked_\w+|rolling_backup_count|save_filename_prefix|validate_after\w*|"
+    r"concepts\.(include_subdirectories|text_variations|concept_stats|"
+    r"image\.(random_\w+|resolution_override)|text\.(prompt_path|tag_delimiter|keep_tags_count|"
+    r"tag_dropout_(mode|prob|special)\w*|caps_randomize_(mode|prob|lower)\w*))"
+)
+
+
+def _is_unused(name: str, value: object) -> bool:
+    """Return whether ``value`` asks for nothing; of an option with a row, the row says it."""
+    if name in _OPTIONS and name not in _ONLY_PRODIGYS:
+        return False
+    if name.endswith(".include"):
+        return value is True
+    return _UNUSED.fullmatch(name) is not None or value in (False, "NONE", "NEVER", "STANDARD", [])
+
+
+def with_concepts(options: dict[str, object], folder: Path) -> dict[str, object]:
+    """Return ``options`` with the concepts of the file that they name, if they have none and it is found.
+
+    Presets lie in a folder beside that of the concepts.
+    """
+    name = options.get("concept_file_name", _CONCEPTS)
+    if options.get("concepts") is not None or not isinstance(name, str) or not name:
+        return options
+    places = (folder / name, folder.parent / name, folder / PureWindowsPath(name).name)
+    try:
+        file = next((it for it in places if it.is_file()), None)
+    except OSError:
+        return options
+    return {**options, "concepts": read_document(file)} if file else options
+
+
+_CONCEPTS = "training_concepts/concepts.json"
+_ONLY_PRODIGYS = ("optimizer.use_bias_correction", "optimizer.safeguard_warmup")
 _WHOLE = ("cloud", "secrets", "optimizer_defaults", "embedding", "quantization")
 
 
@@ -180,6 +235,11 @@ def _preset(reading: Reading, name: str) -> Values:
 
 def _small_base(reading: Reading, name: str) -> Values:
     word = reading.word(name)
+    word = reading.word("weight_dtype") if word == "none" else word
+    if not _is_lora(reading) and word == "bfloat_16":
+        return common.bfloat16_weights(OPTIMIZERS.ours(reading))
+    if not _is_lora(reading) and word != "float_32":
+        raise NoCounterpartError("precision.weights is float32 or bfloat16")
     if word in _TYPES:
         reading.notes[name] = "frozen weights are in precision.compute"
         return {}
@@ -228,6 +288,14 @@ def _ema(reading: Reading, name: str) -> Values:
     return {"optim.ema_decay": reading.number("ema_decay")}
 
 
+def _ema_interval(reading: Reading, name: str) -> Values:
+    if not reading.has("ema") or reading.word("ema") == "off":
+        raise IgnoredError("only ema uses it")
+    if reading.positive(name) != 1:
+        raise NoCounterpartError("every step counts in the average")
+    return {}
+
+
 def _every(field: str, unit: str) -> Callable[[Reading, str], Values]:
     """Return the conversion of an interval in steps to ``field``; ``unit`` has its unit."""
 
@@ -247,8 +315,17 @@ def _image(path: str, read: Callable[[Reading, str], object]) -> Option:
     return common.image_option(path, read, common.NOTE, _IMAGES)
 
 
+def _concept_file(reading: Reading, name: str) -> Values:
+    if not reading.has("concepts.path"):
+        raise NoCounterpartError("was not found; data.images=FOLDER names the pictures")
+    reading.notes[name] = "its concepts are read"
+    return {}
+
+
 def _repeats(reading: Reading, name: str) -> object:
-    number = reading.number(name)
+    number, strategy = reading.number(name), "concepts.balancing_strategy"
+    if reading.has(strategy) and reading.word(strategy) != "repeats":
+        raise NoCounterpartError("data.repeats counts repeats of all pictures, not samples")
     if number < 1 or not number.is_integer():
         raise NoCounterpartError("data.repeats is a whole number")
     return int(number)
@@ -274,7 +351,9 @@ _OPTIONS: Mapping[str, Option] = {
     "dropout_probability": _of_lora(field_option("adapter.dropout", Reading.number, 0.0)),
     "layer_filter": _of_lora(fields(common.SELECTION_FIELDS, _layers)),
     "layer_filter_preset": _of_lora(fields([], _preset, "full", "the blocks' layers alone")),
-    "transformer.weight_dtype": fields(["adapter.base_dtype"], _small_base, note="FLOAT_8 is fp8"),
+    "transformer.weight_dtype": fields(
+        ["adapter.base_dtype", "precision.weights"], _small_base, "NONE", "FLOAT_8 is fp8"),
+    "weight_dtype": replace(automatic("is part of transformer.weight_dtype"), default="FLOAT_32"),
     "transformer.guidance_scale": field_option("flow.guidance", Reading.number, 1.0),
     "transformer.train": fields([], common.must_be(True, "the transformer is trained"), note="must be true"),
     "transformer.offload_fraction": missing("parallel.offload_blocks is of whole blocks", 0),
@@ -292,8 +371,6 @@ _OPTIONS: Mapping[str, Option] = {
            ("d_coef", "optim.prodigy.d_coef", ("prodigy",), Reading.number),
            ("use_bias_correction", "optim.prodigy.bias_correction", ("prodigy",), Reading.flag),
            ("safeguard_warmup", "optim.prodigy.safeguard_warmup", ("prodigy",), Reading.flag))},
-    **each("optimizer.relative_step optimizer.scale_parameter optimizer.amsgrad optimizer.maximize",
-           missing("our optimizers have no such variant")),
     **each("optimizer.fused optimizer.foreach optimizer.fused_back_pass optimizer.stochastic_rounding "
            "optimizer.decouple", automatic("the update is the same")),
     "learning_rate_scheduler": fields(
@@ -305,6 +382,9 @@ _OPTIONS: Mapping[str, Option] = {
     _BATCH: fields(["schedule.global_batch_size", "parallel.micro_batch_size"],
                    common.batch(_BATCH, _ACCUMULATION), 1, "times accumulation and --gpus"),
     _ACCUMULATION: replace(automatic("is part of schedule.global_batch_size"), default=1),
+    **{f"optimizer.{name}": missing("Adafactor has its usual settings", usual)
+       for name, usual in (("clip_threshold", 1.0), ("decay_rate", -0.8), ("eps2", 0.001))},
+    "ema_update_step_interval": fields([], _ema_interval, 5, "only 1"),
     "clip_grad_norm": field_option("optim.max_grad_norm", Reading.number, 1.0),
     "ema": fields(["optim.ema_decay"], _ema, note="OFF: none"),
     "ema_decay": replace(automatic("is part of ema"), default=0.999),
@@ -320,7 +400,7 @@ _OPTIONS: Mapping[str, Option] = {
     **each("mae_strength log_cosh_strength huber_strength perturbation_noise_weight",
            missing("the loss is the squared error", 0)),
     "mse_strength": missing("the loss is the squared error", 1),
-    "loss_weight_fn": missing("flow.loss_weighting has others", "constant"),
+    "loss_weight_fn": missing("flow.loss_weighting has others", "CONSTANT"),
     "masked_training": missing("data.masks is a folder of masks"),
     "train_dtype": fields(["precision.compute"], _compute, "FLOAT_16"),
     "output_dtype": _of_lora(fields(["adapter_file.dtype"], _file_dtype, "FLOAT_32")),
@@ -335,11 +415,12 @@ _OPTIONS: Mapping[str, Option] = {
     "concepts.path": field_option("data.images", Reading.text, note="a folder below --data"),
     _MORE: missing("only the first was read; a data set config, kohya's, has several (docs/data.md)"),
     "concepts.balancing": _image("data.repeats", _repeats),
+    "concepts.balancing_strategy": automatic("is part of concepts.balancing"),
     "concepts.text.prompt_source": fields([], _source, note="text files beside the pictures"),
     "concepts.image.enable_random_flip": _image("data.variants.flip", Reading.flag),
     "concepts.text.enable_tag_shuffling": missing("data.variants.shuffle_caption"),
     "concepts.loss_weight": missing("all pictures count the same", 1),
-    "concept_file_name": missing("data.images=FOLDER names the pictures", "training_concepts/concepts.json"),
+    "concept_file_name": fields([], _concept_file, _CONCEPTS, "read if it is found"),
     "backup_after": fields(
         ["checkpoint.every_steps"], _every("checkpoint.every_steps", "backup_after_unit"), 30),
     "backup_after_unit": replace(automatic("is part of backup_after"), default="MINUTE"),
@@ -354,7 +435,7 @@ _OPTIONS: Mapping[str, Option] = {
     **each("workspace_dir cache_dir debug_dir continue_last_backup",
            set_outside("fluxtrain run --output DIR")),
     **each("secrets cloud", replace(set_outside("in the environment"), is_secret=True)),
-    **each("vae.weight_dtype text_encoder.weight_dtype text_encoder_2.weight_dtype weight_dtype vae.train",
+    **each("vae.weight_dtype text_encoder.weight_dtype text_encoder_2.weight_dtype vae.train",
            automatic("encoders.precision")),
     **each("latent_caching clear_cache_before_training dataloader_threads compile train_device temp_device "
            "attention_mechanism fallback_train_dtype enable_autocast_cache lora_weight_dtype only_cache "
@@ -363,6 +444,7 @@ _OPTIONS: Mapping[str, Option] = {
            "concepts.image_variations learning_rate_scaler transformer.learning_rate",
            automatic("decides the speed, or is part of another")),
     "embedding": ignored("only training_method=EMBEDDING uses it"),
+    "unused": ignored("is of other models' parts, is off, or is of what is off"),
 }  # fmt: skip
 
 ONETRAINER = Trainer("OneTrainer", _OPTIONS, _base, flatten, ONETRAINER_KINDS)
