@@ -37,7 +37,7 @@ FOREIGN: list[tuple[str, str, str]] = [
     ("config.toml", '[accelerate_launch]\nnum_processes = 1\n[model]\ntrain_data_dir = "p"',
      "a GUI for kohya's"),
     ("a.toml", "[[subsets]]\n[network_args.args]\nnetwork_dim = 8\n[saving_args.args]\n",
-     "LoRA_Easy_Training_Scripts"),
+     "is of LoRA_Easy_Training_Scripts, for another model than FLUX.1"),
     ("a.toml", "micro_batch_size_per_gpu = 1\n[model]\ntype = 'flux'\n[adapter]\nrank = 8",
      "diffusion-pipe's"),
     ("a.toml", "resolutions = [512]\n[[directory]]\npath = 'p'", "diffusion-pipe's"),

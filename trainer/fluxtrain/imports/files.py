@@ -94,8 +94,6 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is OneTrainer's list of concepts, {NO_IMPORT}", "path", "include_subdirectories|text.prompt_source"),
     ("is of a GUI for kohya's sd-scripts; import the JSON that it saves, or the TOML that it trains with",
      r"accelerate_launch\..+|folders\.\w+_dir"),
-    ("is of LoRA_Easy_Training_Scripts; import the TOML that it writes for sd-scripts",
-     r"\w+_args\.(args|dataset_args)"),
     (f"is diffusion-pipe's, {NO_IMPORT}",
      r"micro_batch_size_per_gpu|pipeline_stages|model\.(diffusers_path|transformer_dtype)|frame_buckets|"
      r"directory\.(path|control_path)"),
@@ -138,8 +136,8 @@ _SHARED_KOHYA = (
     "logging_dir logit_mean logit_std lowvram lr_scheduler_args lr_scheduler_type max_timestep "
     "metadata_author metadata_description metadata_license metadata_tags metadata_title min_timestep "
     "mode_scale output_config output_name random_crop resume save_every_n_epochs save_every_n_steps sdpa "
-    "sdxl sigmoid_scale text_encoder_lr torch_compile v2 vae validation_split wandb_api_key wandb_run_name "
-    "weighting_scheme xformers zero_stage"
+    "sdxl sigmoid_scale text_encoder_lr torch_compile train_mode v2 vae validation_split wandb_api_key "
+    "wandb_run_name warmup_ratio weighting_scheme xformers zero_stage"
 )
 _SHARED_SIMPLETUNER = (
     "adam_beta1 adam_beta2 adam_epsilon adam_weight_decay backend backends cache_dir conditioning "
@@ -162,6 +160,8 @@ def _recognise(document: Mapping[str, Any], path: Path) -> tuple[Trainer, dict[s
         return _of_torchtitan(without_levels(document))
     if names & _OF_GUI:
         return KOHYA, _of_gui(document, path)
+    if any(re.fullmatch(r"\w+_args\.(args|dataset_args)", name) for name in names):
+        return KOHYA, _of_easy_training(document, path)
     if "datasets" in names:
         text = "is kohya's data set config; import the training's options, then see docs/data.md"
         raise refused(path, text)
@@ -274,6 +274,45 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
     if not steps and "max_train_epochs" not in given and "dataset_config" not in given:
         options["max_train_epochs"] = given.get("epoch", 1)
     return options
+
+
+def _of_easy_training(document: Mapping[str, Any], path: Path) -> dict[str, object]:
+    """Return the options of sd-scripts that LoRA_Easy_Training_Scripts makes; it drops those that are 0.
+
+    Several subsets, and those that are regularisation or have masks, stay in the file, a data set config.
+    """
+    sections = {name: value for name, value in document.items() if isinstance(value, dict)}
+    parts = [it.get(kind, {}) for kind in ("args", "dataset_args") for it in sections.values()]
+    subsets = document.get("subsets", [])
+    program = "is of LoRA_Easy_Training_Scripts"
+    if not isinstance(subsets, list) or not all(isinstance(it, dict) for it in (*parts, *subsets)):
+        raise refused(path, f"{program}; args, dataset_args and subsets must be tables")
+    if not sections.get("flux_args", {}).get("args"):
+        raise refused(path, f"{program}, for another model than FLUX.1: it has no flux_args")
+    options: dict[str, object] = {"train_mode": "lora"}
+    for part in (*parts, sections.get("train_mode", {})):
+        options |= {n: v for n, v in part.items() if v and str(v).lower() != "false"}
+    options |= {"train_batch_size": options.pop("batch_size")} if "batch_size" in options else {}
+    module = "networks.lora_flux" if "guidance_scale" in options else "networks.lora"
+    module = "networks.lora_fa" if options.pop("fa", False) else module
+    for name in ("network_args", "optimizer_args", "lr_scheduler_args"):
+        given = options.pop(name, {})
+        if not isinstance(given, dict):
+            raise ConfigError(f"{path}: {name}", given, "must be a table")
+        texts = {k: ",".join(map(str, v)) if isinstance(v, list) else v for k, v in given.items()}
+        words = [f"{k}={v}" for k, v in texts.items() if (k, v) != ("preset", "")]
+        options |= {name: words} if words else {}
+        if name == "network_args" and given.keys() & {"algo", "unit"}:
+            module = "lycoris.kohya" if "algo" in given else "networks.dylora"
+    options = {"network_module": module, **options}
+    if "output_name" in options:
+        easy_name = str(options.get("easy_name", ""))
+        options["output_name"] = str(options["output_name"]).replace("${replace}", easy_name)
+    if len(subsets) != 1 or subsets[0].get("is_reg") or subsets[0].get("conditioning_data_dir"):
+        return {**options, "dataset_config": path.name}
+    names = {"image_dir": "train_data_dir", "num_repeats": "dataset_repeats"}
+    own = {names.get(n, n): v for n, v in subsets[0].items() if v and n != "name"}
+    return options | own
 
 
 _KOHYAS = r"flux_train(_network)?\.py"

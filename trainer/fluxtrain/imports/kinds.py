@@ -144,6 +144,7 @@ KOHYA_KINDS = (
     Kind(_CONTROL, "conditioning_data_dir", _without("masked_loss")),
     Kind("adapters of text encoders alone", "network_train_text_encoder_only"),
     Kind(_INVERSION, "use_object_template|use_style_template"),
+    Kind(_INVERSION, "train_mode", says("inversion")),
     Kind(_PRIOR, "reg_data_dir", unless="data.images"),
     *_ALL,
 )

@@ -83,6 +83,9 @@ _OPTIMIZER: Mapping[str, Option] = {
     "lr_warmup_steps": fields(
         ["schedule.warmup_steps"], values.warmup, 0, "below 1: a fraction of the steps"
     ),
+    "warmup_ratio": fields(
+        ["schedule.warmup_steps"], values.warmup, note="of LoRA_Easy_Training_Scripts"
+    ),
     "lr_scheduler_min_lr_ratio": fields(["schedule.min_learning_rate"], values.least_rate),
     "lr_scheduler_num_cycles": fields(
         ["schedule.cycles"],
@@ -285,6 +288,7 @@ _MODEL: Mapping[str, Option] = {
     ),
     "ae": field_option("encoders.autoencoder", Reading.text, note=_PATH),
     "vae": ignored("FLUX.1's autoencoder is ae"),
+    "no_half_vae": automatic("encoders.precision"),
     **each(
         "fp8_base fp8_base_unet",
         fields(
@@ -357,6 +361,10 @@ _NETWORK: Mapping[str, Option] = {
         )
         for name in ("full_matrix", "decompose_both")
     },
+    **each(
+        "network_args.conv_dim network_args.conv_alpha",
+        ignored("FLUX.1's blocks have no convolutions"),
+    ),
     "network_args.dora_wd": missing(
         "DoRA of LyCORIS' algorithms; adapter.dora is of networks.lora_flux"
     ),
@@ -425,6 +433,10 @@ _FILES: Mapping[str, Option] = {
         automatic("logs are in the run's --output"),
     ),
 }
+_EASY_TRAINING = each(
+    "train_mode easy_name save_toml save_toml_location tag_occurrence tag_file_location",
+    automatic("is of the window of LoRA_Easy_Training_Scripts"),
+)
 _DATA: Mapping[str, Option] = {
     "train_data_dir": field_option(
         "data.images",
@@ -532,7 +544,7 @@ _MACHINE: Mapping[str, Option] = {
     "split_mode": automatic("saves memory, as parallel.offload_blocks does"),
     "dynamo_backend": automatic("torch's inductor"),
     **each(
-        "highvram lowvram disable_mmap_load_safetensors config_file output_config "
+        "highvram lowvram lowram disable_mmap_load_safetensors config_file output_config "
         "ddp_timeout ddp_gradient_as_bucket_view ddp_static_graph",
         automatic("memory and processes are managed here"),
     ),
@@ -545,7 +557,7 @@ _MACHINE: Mapping[str, Option] = {
 
 KOHYA = Trainer(
     "kohya's sd-scripts",
-    {**_MODEL, **_NETWORK, **TRAINING, **_FILES, **_DATA, **_SAMPLES, **_MACHINE},
+    {**_MODEL, **_NETWORK, **TRAINING, **_FILES, **_DATA, **_SAMPLES, **_MACHINE, **_EASY_TRAINING},
     values.base,
     values.flatten,
     KOHYA_KINDS,

@@ -202,17 +202,20 @@ def of_schedule(decay: str, path: str, read: Callable[[Reading, str], object]) -
 
 
 def warmup(reading: Reading, name: str) -> Values:
-    """Return the steps of the warm-up, of which a number below 1 is a fraction of all steps."""
+    """Return the steps of the warm-up; warmup_ratio, and a number below 1, is a fraction of all steps."""
+    is_ratio = name == "warmup_ratio"
+    if is_ratio and not reading.has("train_mode"):
+        raise IgnoredError("only LoRA_Easy_Training_Scripts reads it")
     if reading.word("lr_scheduler") == "constant":
         reading.notes[name] = "constant has no warm-up there; constant_with_warmup has"
         return {"schedule.warmup_steps": 0}
     number = reading.number(name)
-    if not 0 < number < 1:
+    if not is_ratio and not 0 < number < 1:
         return {"schedule.warmup_steps": reading.whole(name)}
     total = _steps(reading)
     if total is None:
         raise NoCounterpartError(common.EPOCHS + "--schedule.warmup_steps")
-    return {"schedule.warmup_steps": int(number * total)}
+    return {"schedule.warmup_steps": round(number * total) if is_ratio else int(number * total)}
 
 
 def least_rate(reading: Reading, name: str) -> Values:

@@ -55,6 +55,37 @@ def config(**fields: Any) -> DataConfig:
     return DataConfig(image_size=512, latent_size=64, **fields)
 
 
+EASY_TRAINING = """
+[[subsets]]
+name = "subset 1"
+image_dir = "toy"
+num_repeats = 5
+caption_extension = ".txt"
+
+[[subsets]]
+image_dir = "reg"
+is_reg = true
+num_repeats = 0
+
+[general_args.args]
+seed = 3
+[general_args.dataset_args]
+resolution = 512
+batch_size = 4
+keep_tokens = 0
+"""
+
+
+def test_the_toml_of_easy_training_is_a_data_set_config(tmp_path: Path) -> None:
+    (tmp_path / "easy.toml").write_text(EASY_TRAINING)
+    found = subsets(config(images="easy.toml"), tmp_path)
+    assert [(it.label, it.repeats, it.is_reg) for it in found] == [
+        ("toy/", 5, False),
+        ("reg/", 1, True),
+    ]
+    assert own_sizes(tmp_path / "easy.toml") == {"image_size": 512}
+
+
 def test_toml_and_json_are_read_with_the_lower_levels_first(tmp_path: Path) -> None:
     import tomllib
 

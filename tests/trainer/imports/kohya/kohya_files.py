@@ -1,4 +1,4 @@
-"""Two files of kohya's sd-scripts as people write them: a LoRA of a subject, and a full fine-tuning."""
+"""Files of kohya's sd-scripts as people write them: LoRAs, one by another window, and a full fine-tuning."""
 
 LORA = """
 pretrained_model_name_or_path = "/models/flux1-dev.safetensors"
@@ -75,4 +75,84 @@ full_bf16 = true
 blockwise_fused_optimizers = true
 blocks_to_swap = 8
 save_every_n_steps = 500
+"""
+EASY_TRAINING = """
+[[subsets]]
+name = "subset 1"
+image_dir = "pictures/cat"
+num_repeats = 4
+caption_extension = ".txt"
+shuffle_caption = true
+keep_tokens = 1
+
+[train_mode]
+train_mode = "lora"
+
+[general_args.args]
+pretrained_model_name_or_path = "flux1-dev.safetensors"
+mixed_precision = "bf16"
+seed = 0
+max_train_steps = 750
+gradient_checkpointing = true
+lowram = true
+no_half_vae = true
+
+[general_args.dataset_args]
+resolution = 768
+batch_size = 2
+
+[network_args.args]
+network_dim = 8
+network_alpha = 4.0
+min_timestep = 0
+max_timestep = 1000
+
+[network_args.args.network_args]
+train_blocks = "single"
+
+[optimizer_args.args]
+optimizer_type = "Prodigy"
+lr_scheduler = "cosine"
+learning_rate = 1.0
+max_grad_norm = 0.0
+loss_type = "l2"
+min_snr_gamma = 5
+warmup_ratio = 0.05
+
+[optimizer_args.args.optimizer_args]
+d_coef = "2.0"
+weight_decay = 0.01
+betas = "0.9,0.99"
+use_bias_correction = "true"
+
+[saving_args.args]
+easy_name = "cat"
+output_dir = "out/${replace}"
+output_name = "${replace}_v1"
+save_precision = "fp16"
+save_every_n_steps = 250
+save_toml = true
+
+[bucket_args.dataset_args]
+enable_bucket = true
+min_bucket_reso = 256
+max_bucket_reso = 1024
+bucket_reso_steps = 64
+
+[noise_args]
+
+[flux_args.args]
+ae = "ae.safetensors"
+clip_l = "clip_l.safetensors"
+t5xxl = "t5xxl_fp16.safetensors"
+t5xxl_max_token_length = 512
+discrete_flow_shift = 3.1
+timestep_sampling = "shift"
+sigmoid_scale = 1.0
+weighting_scheme = "none"
+guidance_scale = 1.0
+model_prediction_type = "raw"
+
+[extra_args.args]
+cache_latents = "True"
 """

@@ -12,10 +12,10 @@ from tests.trainer.imports.kohya import kohya_files
 from fluxtrain.cli import main
 from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.resource.document import load_job
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, value_at
 from fluxtrain.contract.run.data import VariantsConfig
 from fluxtrain.contract.run.resolve import resolve
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.files import import_file
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.table import Disposition, Imported
@@ -399,3 +399,63 @@ def test_blocks_that_are_trained_are_not_offloaded(tmp_path: Path) -> None:
     found = imported(tmp_path, kohya_files.FINE_TUNING)
     assert found.config.parallel.offload_blocks == 0
     assert "blocks_to_swap" in {line.option for line in found.lines[Disposition.MISSING]}
+
+
+EASY = kohya_files.EASY_TRAINING
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        (("", ""), {"adapter.rank": 8, "adapter.alpha": 4.0, "adapter.double_blocks": "none"}),
+        (("", ""), {"data.images": "pictures/cat", "data.repeats": 4, "data.image_size": 768}),
+        (("", ""), {"data.buckets.step": 64, "data.variants.keep_tokens": 1}),
+        (("", ""), {"schedule.global_batch_size": 2, "schedule.steps": 750, "seed": "random"}),
+        (("", ""), {"schedule.decay": "cosine", "schedule.warmup_steps": 38}),  # 37.5, rounded
+        (("", ""), {"optim.name": "prodigy", "optim.prodigy.d_coef": 2.0, "optim.beta2": 0.99}),
+        (("", ""), {"optim.prodigy.bias_correction": True, "optim.max_grad_norm": 1.0}),
+        (("", ""), {"flow.timestep_sampling": "shift", "flow.shift": 3.1, "flow.guidance": 1.0}),
+        (("", ""), {"adapter.clip.rank": 8, "adapter_file.name": "cat_v1"}),
+        (('lr_scheduler = "cosine"', 'lr_scheduler = "constant"'), {"schedule.warmup_steps": 0}),
+        (('train_blocks = "single"', 'algo = "lokr"\nfactor = 8'),
+         {"adapter.kind": "lokr", "adapter.lokr.factor": 8}),
+        (('keep_tokens = 1', 'is_reg = true'), {"data.images": "kohya.toml"}),
+        (('[train_mode]', '[[subsets]]\nimage_dir = "b"\n[train_mode]'), {"data.images": "kohya.toml"}),
+    ],
+)  # fmt: skip
+def test_the_toml_of_easy_training_is_what_its_backend_makes_of_it(
+    change: tuple[str, str], values: dict[str, object], tmp_path: Path
+) -> None:
+    found = imported(tmp_path, EASY.replace(*change))
+    given = found.config.model_dump()
+    assert {path: value_at(given, path) for path in values} == values
+    assert not found.lines[Disposition.UNKNOWN]
+    notes = {line.option: line.note for line in found.lines[Disposition.AUTOMATIC]}
+    assert "LoRA_Easy_Training_Scripts" in notes["save_toml"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('train_mode = "lora"', 'train_mode = "textual_inversion"'), "asks for textual inversion"),
+        (("[flux_args.args]", "[sd_args.args]"), "it has no flux_args"),
+        (("guidance_scale = 1.0", "guidance_scale = 0.0"), "must be networks.lora_flux"),
+        (("network_dim = 8", "network_dim = 8\nfa = true"), "asks for adapters of another kind"),
+        (('train_blocks = "single"', "unit = 4"), "asks for adapters of another kind"),
+        (("[noise_args]", "[noise_args]\nargs = 3"), "must be tables"),
+        (("[[subsets]]", "[subsets]"), "must be tables"),
+        (("[extra_args.args]", "[extra_args.args]\nnetwork_args = 3"), "must be a table"),
+    ],
+)
+def test_the_toml_of_easy_training_for_something_else_is_refused(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        imported(tmp_path, EASY.replace(*change))
+
+
+def test_a_ratio_of_the_warm_up_is_of_easy_training_alone(tmp_path: Path) -> None:
+    text = 'network_module = "networks.lora_flux"\nlr_scheduler = "cosine"\nwarmup_ratio = 0.1'
+    found = imported(tmp_path, text)
+    assert found.config.schedule.warmup_steps == 0
+    assert [line.option for line in found.lines[Disposition.IGNORED]] == ["warmup_ratio"]

@@ -384,7 +384,21 @@ def _parse(path: Path) -> Options:
     except (ValueError, RecursionError) as error:
         kind = path.suffix[1:].upper()
         raise DataError(f"{path}: is not {kind} ({str(error)[:100]})") from None
-    return _table(path, "the file", content)
+    content = _table(path, "the file", content)
+    return _of_easy_training(path, content) if "subsets" in content else content
+
+
+def _of_easy_training(path: Path, content: Options) -> Options:
+    """Return the data set config that LoRA_Easy_Training_Scripts makes of its TOML; what is 0 is left out."""
+    general = dict[str, Any]()
+    for name, section in content.items():
+        part = section.get("dataset_args", {}) if isinstance(section, dict) else {}
+        general |= {k: v for k, v in _table(path, f"{name}.dataset_args", part).items() if v}
+    subsets = [
+        {k: v for k, v in table.items() if v and k != "name"}
+        for table in _tables(path, "subsets", content["subsets"])
+    ]
+    return {"general": general, "datasets": [{"subsets": subsets}]}
 
 
 def _table(path: Path, at: str, value: object) -> Options:
