@@ -522,6 +522,17 @@ def written(reading: Reading, lines: Sequence[str]) -> Values:
     return {"sampling.prompt_file": reading.prompt_file}
 
 
+def near(name: object, folder: Path, *suffixes: str) -> Path | None:
+    """Return the file ``name`` in ``folder``, below the one above it, or there by its last part."""
+    if not isinstance(name, str) or not name.lower().endswith(suffixes):
+        return None
+    places = (folder / name, folder.parent / name, folder / re.split(r"[/\\]", name)[-1])
+    try:
+        return next((place for place in places if place.is_file()), None)
+    except OSError:
+        return None
+
+
 _OF_DATA_SETS = {"batch_size": "train_batch_size"} | {
     name: name
     for name in (
@@ -537,14 +548,8 @@ def with_data_sets(options: Mapping[str, object], folder: Path) -> dict[str, obj
     It is read if it is found from ``folder``. Of several data sets, what is the same in all counts, and the
     largest batch.
     """
-    name, found = options.get("dataset_config"), dict(options)
-    if not isinstance(name, str) or not name.lower().endswith((".toml", ".json")):
-        return found
-    places = (folder / name, folder / re.split(r"[/\\]", name)[-1])
-    try:
-        file = next((place for place in places if place.is_file()), None)
-    except OSError:
-        return found
+    found = dict(options)
+    file = near(options.get("dataset_config"), folder, ".toml", ".json")
     document = read_document(file) if file else None
     general, sets = (
         document.get(key) if isinstance(document, dict) else None for key in ("general", "datasets")

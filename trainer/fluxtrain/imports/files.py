@@ -291,8 +291,8 @@ def _of_easy_training(document: Mapping[str, Any], path: Path) -> dict[str, obje
         raise refused(path, f"{program}, for another model than FLUX.1: it has no flux_args")
     options: dict[str, object] = {"train_mode": "lora"}
     for part in (*parts, sections.get("train_mode", {})):
-        options |= {n: v for n, v in part.items() if v and str(v).lower() != "false"}
-    options |= {"train_batch_size": options.pop("batch_size")} if "batch_size" in options else {}
+        used = {n: v for n, v in part.items() if v and str(v).lower() != "false"}
+        options |= {"train_batch_size" if n == "batch_size" else n: v for n, v in used.items()}
     module = "networks.lora_flux" if "guidance_scale" in options else "networks.lora"
     module = "networks.lora_fa" if options.pop("fa", False) else module
     for name in ("network_args", "optimizer_args", "lr_scheduler_args"):
@@ -305,9 +305,8 @@ def _of_easy_training(document: Mapping[str, Any], path: Path) -> dict[str, obje
         if name == "network_args" and given.keys() & {"algo", "unit"}:
             module = "lycoris.kohya" if "algo" in given else "networks.dylora"
     options = {"network_module": module, **options}
-    if "output_name" in options:
-        easy_name = str(options.get("easy_name", ""))
-        options["output_name"] = str(options["output_name"]).replace("${replace}", easy_name)
+    if name := options.get("output_name"):
+        options["output_name"] = str(name).replace("${replace}", str(options.get("easy_name", "")))
     if len(subsets) != 1 or subsets[0].get("is_reg") or subsets[0].get("conditioning_data_dir"):
         return {**options, "dataset_config": path.name}
     names = {"image_dir": "train_data_dir", "num_repeats": "dataset_repeats"}

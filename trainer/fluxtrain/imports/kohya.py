@@ -83,9 +83,7 @@ _OPTIMIZER: Mapping[str, Option] = {
     "lr_warmup_steps": fields(
         ["schedule.warmup_steps"], values.warmup, 0, "below 1: a fraction of the steps"
     ),
-    "warmup_ratio": fields(
-        ["schedule.warmup_steps"], values.warmup, note="of LoRA_Easy_Training_Scripts"
-    ),
+    "warmup_ratio": fields(["schedule.warmup_steps"], values.warmup, note="of EasyTraining's TOML"),
     "lr_scheduler_min_lr_ratio": fields(["schedule.min_learning_rate"], values.least_rate),
     "lr_scheduler_num_cycles": fields(
         ["schedule.cycles"],
@@ -310,7 +308,10 @@ _MODEL: Mapping[str, Option] = {
     "t5xxl_max_token_length": field_option("data.text_length", Reading.positive),
     "apply_t5_attn_mask": missing("no attention mask, as in Black Forest Labs' code"),
     **each("v2 v_parameterization sdxl", fields([], _NO_OTHER, note="other models")),
-    **each("clip_skip max_token_length", ignored("is not for FLUX.1")),
+    **each(
+        "clip_skip max_token_length network_args.conv_dim network_args.conv_alpha",
+        ignored("is not for FLUX.1"),
+    ),
 }
 _NETWORK: Mapping[str, Option] = {
     "network_module": fields(["adapter.kind"], values.network_kind),
@@ -361,10 +362,6 @@ _NETWORK: Mapping[str, Option] = {
         )
         for name in ("full_matrix", "decompose_both")
     },
-    **each(
-        "network_args.conv_dim network_args.conv_alpha",
-        ignored("FLUX.1's blocks have no convolutions"),
-    ),
     "network_args.dora_wd": missing(
         "DoRA of LyCORIS' algorithms; adapter.dora is of networks.lora_flux"
     ),

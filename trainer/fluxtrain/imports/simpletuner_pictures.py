@@ -400,21 +400,11 @@ def with_named_files(options: Options, path: Path) -> dict[str, object]:
         LYCORIS: _lycoris,
     }
     for name, read in readers.items():
-        file = _find(options.get(name, options.get(f"--{name}")), path.parent)
+        named = options.get(name, options.get(f"--{name}"))
+        file = common.near(named, path.parent, ".json")
         if file is not None:
             found |= read(read_document(file), file)
     return found
-
-
-def _find(name: object, folder: Path) -> Path | None:
-    """Return the file ``name`` in ``folder``, below the one above it, or there by its last part."""
-    if not isinstance(name, str) or Path(name).suffix != ".json":
-        return None
-    places = (folder / name, folder.parent / name, folder / Path(name).name)
-    try:
-        return next((place for place in places if place.is_file()), None)
-    except OSError:
-        return None
 
 
 def _lycoris(document: object, path: Path) -> dict[str, object]:

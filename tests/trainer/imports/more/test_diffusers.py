@@ -43,6 +43,8 @@ def imported(folder: Path, options: str, script: str = LORA, **more: int) -> Imp
         ("--weighting_scheme mode --mode_scale 1",
          {"flow.timestep_sampling": "mode", "flow.mode_scale": 1.0}),
         ("--lr_warmup_steps 9", {"schedule.warmup_steps": 0}),
+        ("--report_to wandb", {"logging.wandb.project": "dreambooth-flux-dev-lora"}),
+        ('--instance_prompt ""', {"data.class_tokens": ""}),
         ("--lr_scheduler cosine --lr_warmup_steps 9",
          {"schedule.warmup_steps": 9, "schedule.decay": "cosine"}),
         ("--lr_scheduler cosine", {"schedule.warmup_steps": 500}),

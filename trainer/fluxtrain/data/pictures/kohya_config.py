@@ -390,14 +390,11 @@ def _parse(path: Path) -> Options:
 
 def _of_easy_training(path: Path, content: Options) -> Options:
     """Return the data set config that LoRA_Easy_Training_Scripts makes of its TOML; what is 0 is left out."""
-    general = dict[str, Any]()
-    for name, section in content.items():
-        part = section.get("dataset_args", {}) if isinstance(section, dict) else {}
-        general |= {k: v for k, v in _table(path, f"{name}.dataset_args", part).items() if v}
-    subsets = [
-        {k: v for k, v in table.items() if v and k != "name"}
-        for table in _tables(path, "subsets", content["subsets"])
-    ]
+    parts = [it.get("dataset_args", {}) for it in content.values() if isinstance(it, dict)]
+    tables = _tables(path, "subsets", content["subsets"])
+    subsets = [{k: v for k, v in it.items() if v and k != "name"} for it in tables]
+    given = (_table(path, "dataset_args", part) for part in parts)
+    general = {k: v for part in given for k, v in part.items() if v}
     return {"general": general, "datasets": [{"subsets": subsets}]}
 
 

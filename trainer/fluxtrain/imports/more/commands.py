@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.errors import UNSET, ConfigError
+from fluxtrain.imports.common import near
 from fluxtrain.imports.table import read_document
 
 NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
@@ -32,13 +33,11 @@ def joined(text: str) -> Iterator[str]:
     parts, goes_on = list[str](), False
     for line in text.splitlines():
         is_comment = not goes_on and re.match(r"\s*(#|::|@?(?i:rem)\b)", line)
-        if is_comment or (not goes_on and not re.match(r"\s*--\w", line)):
+        if not goes_on and not re.match(r"\s*--\w", line):
             yield " ".join(parts)
             parts.clear()
-        if is_comment:
-            continue
-        parts.append(line.rstrip().rstrip("\\^`"))
-        goes_on = parts[-1] != line.rstrip()
+        parts.append("" if is_comment else line.rstrip().rstrip("\\^`"))
+        goes_on = not is_comment and parts[-1] != line.rstrip()
     yield " ".join(parts)
 
 
@@ -147,9 +146,7 @@ def titan_command(lines: Sequence[str], path: Path) -> dict[str, object]:
         known["NGPU"] = ranks[1]
     given |= {"num_processes": known["NGPU"]} if known.get("NGPU", "").isdecimal() else {}
     named = str(given.pop("job.config_file", known.get("CONFIG_FILE", known.get("CONFIG", ""))))
-    places = (path.parent / named, path.parent / Path(named).name)
-    file = next((it for it in places if named and it.is_file()), None)
-    if file is not None:
+    if file := near(named, path.parent, ".toml"):
         document = read_document(file)
         return {**without_levels(document if isinstance(document, dict) else {}), **given}
     if Path(named).name in _MLPERF_FILES:

@@ -10,7 +10,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from fluxtrain.imports import common
 from fluxtrain.imports.kinds import ONETRAINER_KINDS
 from fluxtrain.imports.table import (
-    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -28,6 +27,7 @@ from fluxtrain.imports.table import (
 )
 
 _BATCH, _ACCUMULATION = "batch_size", "gradient_accumulation_steps"
+_SCHEDULER, _TIMESTEPS = "learning_rate_scheduler", "timestep_distribution"
 _IMAGES = ("concepts.path",)
 _MORE = "concepts.more"
 _NAMES = {"adamw": "adamw", "adamw_8bit": "adamw_8bit", "lion": "lion", "lion_8bit": "lion"}
@@ -98,18 +98,9 @@ def _is_unused(name: str, value: object) -> bool:
 
 
 def with_concepts(options: dict[str, object], folder: Path) -> dict[str, object]:
-    """Return ``options`` with the concepts of the file that they name, if they have none and it is found.
-
-    Presets lie in a folder beside that of the concepts.
-    """
+    """Return ``options`` with the concepts of the file that they name, if they have none and it is found."""
     name = options.get("concept_file_name", _CONCEPTS)
-    if options.get("concepts") is not None or not isinstance(name, str) or not name:
-        return options
-    places = (folder / name, folder.parent / name, folder / PureWindowsPath(name).name)
-    try:
-        file = next((it for it in places if it.is_file()), None)
-    except OSError:
-        return options
+    file = common.near(name, folder, ".json") if options.get("concepts") is None else None
     return {**options, "concepts": read_document(file)} if file else options
 
 
@@ -285,15 +276,9 @@ def _recomputed(reading: Reading, name: str) -> Values:
 def _ema(reading: Reading, name: str) -> Values:
     if reading.word(name) == "off":
         return {}
-    return {"optim.ema_decay": reading.number("ema_decay")}
-
-
-def _ema_interval(reading: Reading, name: str) -> Values:
-    if not reading.has("ema") or reading.word("ema") == "off":
-        raise IgnoredError("only ema uses it")
-    if reading.positive(name) != 1:
-        raise NoCounterpartError("every step counts in the average")
-    return {}
+    steps = reading.positive("ema_update_step_interval")
+    reading.notes[name] = f"the decay of a step, of which {steps} make one of ema_decay"
+    return {"optim.ema_decay": float(f"{reading.number('ema_decay') ** (1 / steps):.12g}")}
 
 
 def _every(field: str, unit: str) -> Callable[[Reading, str], Values]:
@@ -353,7 +338,6 @@ _OPTIONS: Mapping[str, Option] = {
     "layer_filter_preset": _of_lora(fields([], _preset, "full", "the blocks' layers alone")),
     "transformer.weight_dtype": fields(
         ["adapter.base_dtype", "precision.weights"], _small_base, "NONE", "FLOAT_8 is fp8"),
-    "weight_dtype": replace(automatic("is part of transformer.weight_dtype"), default="FLOAT_32"),
     "transformer.guidance_scale": field_option("flow.guidance", Reading.number, 1.0),
     "transformer.train": fields([], common.must_be(True, "the transformer is trained"), note="must be true"),
     "transformer.offload_fraction": missing("parallel.offload_blocks is of whole blocks", 0),
@@ -375,24 +359,17 @@ _OPTIONS: Mapping[str, Option] = {
            "optimizer.decouple", automatic("the update is the same")),
     "learning_rate_scheduler": fields(
         ["schedule.decay", "schedule.min_learning_rate", "schedule.cycles"], _schedule, "CONSTANT"),
-    "learning_rate_min_factor": replace(automatic("is part of learning_rate_scheduler"), default=0.0),
-    "learning_rate_cycles": replace(automatic("is part of learning_rate_scheduler"), default=1),
     "learning_rate_warmup_steps": fields(["schedule.warmup_steps"], _warmup, 200, "batches there"),
     "epochs": fields(["schedule.epochs", "schedule.steps"], _epochs, 100, "with --epoch-samples: steps"),
     _BATCH: fields(["schedule.global_batch_size", "parallel.micro_batch_size"],
                    common.batch(_BATCH, _ACCUMULATION), 1, "times accumulation and --gpus"),
-    _ACCUMULATION: replace(automatic("is part of schedule.global_batch_size"), default=1),
     **{f"optimizer.{name}": missing("Adafactor has its usual settings", usual)
        for name, usual in (("clip_threshold", 1.0), ("decay_rate", -0.8), ("eps2", 0.001))},
-    "ema_update_step_interval": fields([], _ema_interval, 5, "only 1"),
     "clip_grad_norm": field_option("optim.max_grad_norm", Reading.number, 1.0),
     "ema": fields(["optim.ema_decay"], _ema, note="OFF: none"),
-    "ema_decay": replace(automatic("is part of ema"), default=0.999),
     "timestep_distribution": fields(
         ["flow.timestep_sampling", "flow.logit_mean", "flow.logit_std", "flow.sigmoid_scale", "flow.shift",
          "flow.mode_scale"], _timesteps, "UNIFORM", "LOGIT_NORMAL, UNIFORM, HEAVY_TAIL and COS_MAP"),
-    **{name: replace(automatic("is part of timestep_distribution"), default=default)
-       for name, default in (("noising_weight", 0.0), ("noising_bias", 0.0), ("timestep_shift", 1.0))},
     "dynamic_timestep_shifting": automatic("is part of timestep_distribution"),
     "min_noising_strength": missing("t is drawn from 0 to 1", 0),
     "max_noising_strength": missing("t is drawn from 0 to 1", 1),
@@ -411,7 +388,6 @@ _OPTIONS: Mapping[str, Option] = {
     "resolution": fields(
         ["data.image_size", "data.buckets.resolutions", "data.buckets.step"], _resolution, "512",
         "a picture is a sample in each of several"),
-    "aspect_ratio_bucketing": replace(automatic("is part of resolution"), default=True),
     "concepts.path": field_option("data.images", Reading.text, note="a folder below --data"),
     _MORE: missing("only the first was read; a data set config, kohya's, has several (docs/data.md)"),
     "concepts.balancing": _image("data.repeats", _repeats),
@@ -423,10 +399,8 @@ _OPTIONS: Mapping[str, Option] = {
     "concept_file_name": fields([], _concept_file, _CONCEPTS, "read if it is found"),
     "backup_after": fields(
         ["checkpoint.every_steps"], _every("checkpoint.every_steps", "backup_after_unit"), 30),
-    "backup_after_unit": replace(automatic("is part of backup_after"), default="MINUTE"),
     "save_every": fields(
         ["adapter_file.every_steps"], _every("adapter_file.every_steps", "save_every_unit"), 0),
-    "save_every_unit": replace(automatic("is part of save_every"), default="NEVER"),
     "sample_definition_file_name": missing("sampling.prompts", "training_samples/samples.json"),
     **each("sample_after sample_after_unit samples",
            missing("sampling.every_steps and sampling.prompts", [])),
@@ -443,6 +417,13 @@ _OPTIONS: Mapping[str, Option] = {
            "quantization optimizer_defaults concepts.name concepts.seed concepts.enabled "
            "concepts.image_variations learning_rate_scaler transformer.learning_rate",
            automatic("decides the speed, or is part of another")),
+    **{name: replace(automatic(f"is part of {of}"), default=default) for name, of, default in (
+        ("weight_dtype", "transformer.weight_dtype", "FLOAT_32"), ("learning_rate_cycles", _SCHEDULER, 1),
+        ("learning_rate_min_factor", _SCHEDULER, 0.0), ("aspect_ratio_bucketing", "resolution", True),
+        (_ACCUMULATION, "schedule.global_batch_size", 1), ("timestep_shift", _TIMESTEPS, 1.0),
+        ("noising_weight", _TIMESTEPS, 0.0), ("noising_bias", _TIMESTEPS, 0.0), ("ema_decay", "ema", 0.999),
+        ("ema_update_step_interval", "ema", 5), ("backup_after_unit", "backup_after", "MINUTE"),
+        ("save_every_unit", "save_every", "NEVER"))},
     "embedding": ignored("only training_method=EMBEDDING uses it"),
     "unused": ignored("is of other models' parts, is off, or is of what is off"),
 }  # fmt: skip
