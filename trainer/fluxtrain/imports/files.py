@@ -305,8 +305,9 @@ def _of_easy_training(document: Mapping[str, Any], path: Path) -> dict[str, obje
         if name == "network_args" and given.keys() & {"algo", "unit"}:
             module = "lycoris.kohya" if "algo" in given else "networks.dylora"
     options = {"network_module": module, **options}
-    if name := options.get("output_name"):
-        options["output_name"] = str(name).replace("${replace}", str(options.get("easy_name", "")))
+    if output := options.get("output_name"):
+        replaced = str(output).replace("${replace}", str(options.get("easy_name", "")))
+        options["output_name"] = replaced
     if len(subsets) != 1 or subsets[0].get("is_reg") or subsets[0].get("conditioning_data_dir"):
         return {**options, "dataset_config": path.name}
     names = {"image_dir": "train_data_dir", "num_repeats": "dataset_repeats"}

@@ -108,3 +108,16 @@ def test_variables_of_the_script_have_their_values(tmp_path: Path) -> None:
     assert found.data.images == "my dogs"
     assert found.adapter is not None
     assert found.adapter.rank == 8
+
+
+def test_alpha_is_the_ranks_in_older_scripts_and_is_asked_for(tmp_path: Path) -> None:
+    found = imported(tmp_path, "--rank 128")
+    notes = {line.option: line.note for line in found.lines[Disposition.MISSING]}
+    assert found.config.adapter is not None
+    assert found.config.adapter.alpha == 4.0
+    assert "--adapter.alpha" in notes["lora_alpha"]
+    stated = import_file(tmp_path / "t.sh", {"adapter": {"alpha": 128.0}})
+    assert "lora_alpha" not in {line.option for line in stated.lines[Disposition.MISSING]}
+    for options in ("", "--rank 128 --lora_alpha 4"):
+        lines = imported(tmp_path, options).lines[Disposition.WRITTEN]
+        assert "lora_alpha" in {line.option for line in lines}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from fluxtrain.contract.run.config import value_at
 from fluxtrain.imports import common, kohya_values, simpletuner_values
 from fluxtrain.imports.kinds import DIFFUSERS_KINDS
 from fluxtrain.imports.kohya import KOHYA
@@ -50,7 +51,7 @@ def _base(reading: Reading) -> Values:
             "precision.weights": "float32",
         }
     files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
-    files |= {"flow.prompt_dropout": 0.0, "data.text_length": 512}
+    files |= {"flow.prompt_dropout": 0.0, "data.text_length": 512, "adapter.alpha": 4.0}
     if "lora_layers" not in reading.given:
         files["adapter.layers"] = list(_LAYERS)
     return {**common.preset(model, True), **files}
@@ -60,6 +61,16 @@ def _of_lora(option: Option) -> Option:
     """Return ``option`` for the script that trains a LoRA."""
     convert = only_if(_is_lora, "the script has no such option", option.convert)
     return replace(option, convert=convert)
+
+
+def _alpha(reading: Reading, name: str) -> Values:
+    is_stated = name in reading.given or value_at(reading.overrides, "adapter.alpha") is not None
+    if not is_stated and reading.positive("rank") != reading.number(name):
+        text = (
+            "4 in the script since June 2025, which is written; before, the rank: --adapter.alpha"
+        )
+        raise NoCounterpartError(text)
+    return {"adapter.alpha": reading.number(name)}
 
 
 def _optimizer(reading: Reading) -> str:
@@ -213,8 +224,7 @@ _OPTIONS: Mapping[str, Option] = {
     "center_crop": fields(["data.variants.crops"], _crop, False, common.NOTE),
     "random_flip": fields(["data.variants.flip"], _flip, note=common.NOTE),
     "rank": _of_lora(field_option("adapter.rank", Reading.positive, 4)),
-    "lora_alpha": _of_lora(field_option(
-        "adapter.alpha", Reading.number, 4, "the rank in scripts that do not have it yet")),
+    "lora_alpha": _of_lora(fields(["adapter.alpha"], _alpha, 4, "the rank in scripts before June 2025")),
     "lora_dropout": _of_lora(fields([], _dropout, note="0: none")),
     "lora_layers": _of_lora(fields(
         common.SELECTION_FIELDS, _layers, "attn,ff", "by default all of linear1, whose MLP has none there")),
