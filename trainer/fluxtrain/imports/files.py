@@ -399,7 +399,7 @@ _OWN_VARIABLES = {"MODEL_FAMILY", "MODEL_TYPE", "DATALOADER_CONFIG", "TRAINER_EX
 _FAMILIES = (
     *("FLUX", "SD3", "STABLE_DIFFUSION_3", "PIXART_SIGMA", "KOLORS", "STABLE_DIFFUSION_LEGACY"),
 )
-"""Older variables that choose a model."""
+"""Variables that choose a model in versions of August 2024, which shift no timesteps by default."""
 _LONGEST_VARIABLE = 1 << 16
 _OF_SHELL = re.compile(
     r"(TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|TRAINING_NUM_MACHINES|ENV"
@@ -431,7 +431,8 @@ def _variables(text: str, path: Path) -> dict[str, object]:
     options = arguments(variables.pop("TRAINER_EXTRA_ARGS", ""), path)
     for name, value in variables.items():
         if name in _FAMILIES:
-            options |= {"model_family": name.lower()} if value.lower() == "true" else {}
+            older = {"model_family": name.lower(), "flux_schedule_shift": "0", **options}
+            options = older if value.lower() == "true" else options
         elif not _OF_SHELL.fullmatch(name):
             options[_VARIABLES.get(name, name.lower())] = value
     return options

@@ -303,7 +303,10 @@ _LENGTH: Mapping[str, Option] = {
 }
 _FLOW: Mapping[str, Option] = {
     "flow_schedule_shift": fields(
-        ["flow.timestep_sampling", "flow.shift", "flow.sigmoid_scale"], values.timesteps, 3.0
+        ["flow.timestep_sampling", "flow.shift", "flow.sigmoid_scale"],
+        values.timesteps,
+        3.0,
+        "0 was the default before November 2024",
     ),
     "flow_sigmoid_scale": fields(
         ["flow.sigmoid_scale"], values.of_timesteps, 1.0, "with flow_schedule_shift"

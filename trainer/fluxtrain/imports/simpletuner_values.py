@@ -31,6 +31,11 @@ OPTIMIZERS |= dict.fromkeys(("bnb-lion-paged", "bnb-lion8bit-paged"), "lion")
 _ALIASES = {
     "checkpointing_steps": "checkpoint_step_interval",
     "validation_steps": "validation_step_interval",
+    "flow_matching_sigmoid_scale": "flow_sigmoid_scale",
+}
+_ALIASES |= {f"flux_{name}": f"flow_{name}" for name in ("schedule_shift", "schedule_auto_shift")}
+_ALIASES |= {
+    f"flux_use_{name}": f"flow_use_{name}" for name in ("uniform_schedule", "beta_schedule")
 }
 _ATTENTION: Values = {
     "adapter.ranks.img_mlp": 0,

@@ -155,3 +155,30 @@ def test_every_field_of_the_table_exists() -> None:
 def test_dropout_of_adapters_that_is_on_by_default_is_named(tmp_path: Path) -> None:
     missing = imported(tmp_path, '{"model_family": "flux"}').lines[Disposition.MISSING]
     assert ("lora_dropout", 0.1, False) in {(it.option, it.value, it.is_given) for it in missing}
+
+
+@pytest.mark.parametrize(
+    ("options", "sampling", "shift"),
+    [
+        ({}, "shift", 3.0),
+        ({"flux_schedule_shift": 2}, "shift", 2.0),
+        ({"flux_schedule_shift": 0, "flow_matching_sigmoid_scale": 1.2}, "sigmoid", None),
+        ({"flux_schedule_auto_shift": True}, "flux_shift", None),
+        ({"flux_use_uniform_schedule": True, "flux_schedule_shift": 0}, "uniform", None),
+    ],
+)
+def test_timesteps_have_older_names_too(
+    options: dict[str, object], sampling: str, shift: float | None, tmp_path: Path
+) -> None:
+    given = {"model_family": "flux", "model_type": "lora", "max_train_steps": 9, **options}
+    found = imported(tmp_path, json.dumps(given))
+    assert found.config.flow.timestep_sampling == sampling
+    assert shift is None or found.config.flow.shift == shift
+    assert not found.lines[Disposition.UNKNOWN]
+
+
+def test_versions_with_a_variable_for_each_model_shift_no_timesteps(tmp_path: Path) -> None:
+    file = tmp_path / "config.env"
+    for lines, sampling in (("", "sigmoid"), ("FLUX_SCHEDULE_SHIFT=2\n", "shift")):
+        file.write_text(f"MODEL_TYPE=lora\n{lines}FLUX=true\nMAX_NUM_STEPS=9\n")
+        assert import_file(file, {}).config.flow.timestep_sampling == sampling

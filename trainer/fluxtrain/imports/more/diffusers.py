@@ -131,6 +131,9 @@ def _scheme(reading: Reading, name: str) -> Values:
 
 
 def _layers(reading: Reading, name: str) -> Values:
+    if name not in reading.given:
+        text = "linear1 has one adapter here, 3 of its 4 parts there; before October 2024 lora_layers was "
+        raise NoCounterpartError(f"{text}attn.to_k,attn.to_q,attn.to_v,attn.to_out.0")
     return common.selection([f".{part.strip()}" for part in reading.text(name).split(",")])
 
 
