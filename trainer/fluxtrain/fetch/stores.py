@@ -233,6 +233,8 @@ class HubStore:
         """Return all files in the order of their names."""
         with client_errors():
             found = self.filesystem.find(self.root, detail=True, refresh=True)
+            if found == {self.root: {}}:  # of a single file older fsspec has no details
+                found = {self.root: self.filesystem.info(self.root)}
         files = [self._file(path, info) for path, info in found.items()]
         return sorted(files, key=lambda file: file.name)
 
