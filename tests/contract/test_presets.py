@@ -229,6 +229,22 @@ def test_the_command_line_decides_over_both_sides_of_the_file(
     assert sides(merge({**PRESET, "data": file}, parse_overrides([flag]))) == (512, 64)
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--schedule.steps=10"], (10, None)),
+        (["--schedule.steps=10", "--schedule.epochs=3"], (10, 3)),
+        (["--schedule.warmup_steps=5"], (2000, 20)),
+    ],
+)
+def test_steps_of_the_command_line_replace_the_epochs_of_the_file(
+    flags: list[str], expected: tuple[int, int | None]
+) -> None:
+    run = merge({**PRESET, "schedule": {"epochs": 20}}, parse_overrides(flags))
+    schedule = resolve(run | {"sampling": {"prompts": ["a"]}}).schedule
+    assert (schedule.steps, schedule.epochs) == expected
+
+
 def test_a_config_without_a_preset_has_both_sides() -> None:
     assert DataConfig(image_size=512).latent_size == 64
     assert DataConfig(latent_size=64).image_size == 512

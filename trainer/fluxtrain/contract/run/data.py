@@ -247,8 +247,8 @@ def with_both(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` without the side that ``over``, which overrides them, decides by the other one."""
-    decided = {IMAGE: LATENT, LATENT: IMAGE}
+    """Return ``values`` without the side or ``epochs`` that ``over``, which overrides them, decides by another."""
+    decided = {IMAGE: LATENT, LATENT: IMAGE, "epochs": "steps"}
     return {
         key: value
         for key, value in values.items()
