@@ -251,6 +251,8 @@ def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterato
         names, meant = [], []
         if isinstance(parent, type):
             names, meant = list(parent.attributes()), meant_fields(str(name), parent)
+            if not meant and not near_miss(str(name), names):
+                meant = [f"{at}.{path}".strip(".") for path in meant_fields(str(name), model)]
         hint = f"; did you mean {' or '.join(meant)}?" if meant else did_you_mean(str(name), names)
         yield ConfigError(path, UNSET, f"no such field{hint}")
     elif kind == "missing":
