@@ -22,6 +22,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.data.pictures import subset
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.runtime.devices import GPUS
@@ -180,7 +181,7 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--gpu=rtx1"], "--gpu: got 'rtx1'; known: MI250X, "),
         (["cats", "--gpu=Radeon RX 7900 XTX"], "; did you mean RX 7900 XTX? known: MI250X, "),
         (["cats", "--gpu=4090"], "; did you mean RTX 4090? known: MI250X, "),
-        (["cats", "--gpu=h100"], "--trigger: none of the 6 pictures has a caption: give a word"),
+        (["cats", "--gpu=h100"], "--trigger: no picture has a caption: give a word"),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),
         (["t.zip"], "PICTURES: got 't.zip'; is an archive; unpack it, and name its folder"),
@@ -434,10 +435,23 @@ def test_a_check_of_the_folder_has_the_sizes_of_the_file(
     capsys.readouterr()
     assert main(["data", "check", "-f", "cats.yaml", "--json"]) == EXIT_OK
     of_file = json.loads(capsys.readouterr().out)
-    sizes = [[(each["width"], each["height"]) for each in of["sizes"]] for of in (checked, of_file)]
-    assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == 3
+    counts = ("sizes", "samples", "global_batch_size", "steps_per_epoch", "steps")
+    assert {key: checked[key] for key in counts} == {key: of_file[key] for key in counts}
+    assert len(checked["sizes"]) == 3
     assert not checked["much_cropped"]
+
+
+@pytest.mark.parametrize("words", [["init", "cats", "--gpu=h100"], ["data", "check", "cats"]])
+def test_pictures_are_read_for_their_sizes_and_once_to_decode_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    write_pictures(here / "cats", captions=6)
+    read = list[Path]()
+    monkeypatch.setattr(
+        subset, "read_bytes", lambda path: (read.append(path), path.read_bytes())[1]
+    )
+    assert main(words) == EXIT_OK
+    assert len(read) == 2 * len(set(read)) == 12
 
 
 def test_a_folder_named_as_a_file_is_a_source(here: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,6 +95,14 @@ def check_data(arguments: argparse.Namespace) -> int:
     try:
         config = _config(arguments)
         found = check_pictures(config, _root(arguments))
+        if _is_folder(arguments) and found.inspection.used:
+            from fluxtrain.plan.first_file import length
+            from fluxtrain.runtime.devices import num_visible
+
+            changes = length(len(found.inspection.used), num_visible())
+            changes = merge(changes, parse_overrides(arguments.overrides))
+            config = resolve(merge(config.model_dump(mode="json"), changes))
+            found = check_pictures(config, _root(arguments), known=found.inspection)
         _print_notes(config, _root(arguments))
         refusal = found.refusal(config)
         if refusal and not found.inspection.used:
@@ -161,7 +169,7 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             )
         data_root = _root(arguments)
         run = run_of_source(arguments.source, data_root, arguments.image_size)
-        if arguments.image_size is None and (data_root / arguments.source).is_dir():
+        if arguments.image_size is None and _is_folder(arguments):
             with suppress(FluxtrainError):  # whoever lists its pictures says what is wrong
                 run = merge(run, {"data": chosen_sizes(merge(run, overrides), data_root)})
         config = resolve(merge(run, overrides))
@@ -179,6 +187,10 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
             text = f"is in {folder} and would be one of its pictures; put it elsewhere, or call it {FILE}"
             raise ConfigError("--contact-sheet", str(arguments.contact_sheet), text)
     return with_any_seed(config)
+
+
+def _is_folder(arguments: argparse.Namespace) -> bool:
+    return arguments.file is None and (_root(arguments) / arguments.source).is_dir()
 
 
 def run_of_source(source: str, data_root: Path, image_size: int | None = None) -> dict[str, Any]:
@@ -222,13 +234,13 @@ def _root(arguments: argparse.Namespace) -> Path:
 
 
 def check_pictures(
-    config: RunConfig, root: Path, decodes: bool = True, known: Mapping[str, str] | None = None
+    config: RunConfig, root: Path, decodes: bool = True, known: Inspection | None = None
 ) -> PictureCheck:
     """Return what ``config`` makes of its pictures below ``root``, which it ``decodes`` or only reads.
 
-    Those that are ``known`` to be unusable, by names with the reason, are skipped.
+    Those that are ``known`` in its sizes are not read again.
     """
-    from fluxtrain.picture_cache.check import check_run, run_pictures
+    from fluxtrain.picture_cache.check import check_run, recounted, run_pictures
     from fluxtrain.runtime.progress_bar import ProgressBar
 
     is_shown = sys.stderr.isatty()
@@ -236,10 +248,10 @@ def check_pictures(
         paths = RunPaths(Path(output), root, root)
         with (
             run_pictures(config, paths, is_shown) as (pictures, skipped, left_out),
-            ProgressBar("check", len(pictures), is_shown=is_shown) as bar,
+            ProgressBar("check", len(pictures), is_shown=is_shown and known is None) as bar,
         ):
-            pictures = [each for each in pictures if each.label not in (known or {})]
-            skipped |= known or {}
+            if known is not None:
+                return recounted(config, pictures, known)
             return check_run(config, pictures, skipped, left_out, lambda: bar.advance(1), decodes)
 
 
@@ -440,7 +452,7 @@ def _captions(found: Inspection, length: int, most: int) -> Iterator[str]:
 
 
 def _files(found: Inspection, most: int) -> Iterator[str]:
-    lines = (f"{_text(look)}, {look.scale:.1f} times" for look in found.enlarged)
+    lines = (f"{_text(look)}, {look.scale:.3g} times" for look in found.enlarged)
     yield from _named("enlarged", lines, most)
     lines = (f"{_text(look)}, {look.seen:.0%} is seen" for look in found.much_cropped)
     yield from _named("cropped to less than 60 %", lines, most)

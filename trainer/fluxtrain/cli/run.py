@@ -406,7 +406,7 @@ def write_first_file(arguments: argparse.Namespace) -> int:
         images, look.inspection, name, arguments.trigger or None, base, machine
     )
     config = resolve(run)
-    look = check_pictures(config, root, decodes=False, known=skipped)
+    look = check_pictures(config, root, known=look.inspection)
     about = first_file.summary(config, len(look.inspection.used), look.steps, machine)
     text = first_file.file_text(name, run, config, about, machine, base)
     try:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,12 +78,27 @@ def check_run(
     """
     threads = len(os.sched_getaffinity(0))
     seed = config.drawn_seed
-    found = inspect(pictures, skipped, config.data, seed, threads, advance, decodes, left_out)
+    return _counted(
+        config, inspect(pictures, skipped, config.data, seed, threads, advance, decodes, left_out)
+    )
+
+
+def recounted(
+    config: RunConfig, pictures: list[TrainingPicture], known: Inspection
+) -> PictureCheck:
+    """Return what the run of ``config`` makes of ``pictures``, ``known`` in its sizes; none is read."""
+    looks = {look.name: look for look in known.looks}
+    found = [replace(looks[each.label], picture=each) for each in pictures if each.label in looks]
+    return _counted(config, replace(known, looks=found))
+
+
+def _counted(config: RunConfig, found: Inspection) -> PictureCheck:
     hashes = [look.sha256 for look in found.used if not look.picture.is_reg]
     chosen = held_out(hashes, config.data.validation_split, config.drawn_seed)
     samples = found.samples(chosen)
     encoded = {(look.sha256, placement) for look in found.used for _, placement in look.placements}
     latents = Counter(placement.size for _, placement in encoded)
+    pictures = (look.picture for look in found.looks)
     captions = {""}.union(
         *(variant_captions(each.caption, each.variants, config.drawn_seed) for each in pictures)
     )

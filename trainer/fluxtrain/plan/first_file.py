@@ -215,12 +215,10 @@ def first_run(
 
     Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits ``machine``.
     """
-    count, batch = len(found.used), max(_BATCH, machine.num_ranks)
-    samples = min(_SAMPLES_EACH * count, max(_LEAST_SAMPLES, _EACH_OF_MANY * count))
-    repeats = 10 if count < 10 * batch else 1
-    epochs = max(1, round(samples / (count * repeats)))
-    period = max(50, round(epochs * repeats * count / batch / 200) * 50)
-    warmup = min(_WARMUP, math.ceil(epochs * repeats * count / batch) // 4)
+    run_length = length(len(found.used), machine.num_ranks)
+    repeats, schedule = run_length["data"]["repeats"], run_length["schedule"]
+    batch = schedule["global_batch_size"]
+    period = max(50, round(schedule["epochs"] * repeats * len(found.used) / batch / 200) * 50)
     captions = [look.picture.file.caption for look in found.used]
     prefix = _prefix(captions, trigger)
     run: dict[str, Any] = {
@@ -236,7 +234,7 @@ def first_run(
         "adapter": {"rank": 16, "alpha": 16.0},
         "adapter_file": {"name": name, "every_steps": period},
         "optim": {"learning_rate": base.learning_rate},
-        "schedule": {"epochs": epochs, "global_batch_size": batch, "warmup_steps": warmup},
+        "schedule": schedule,
         "parallel": {"micro_batch_size": AUTO},
         "sampling": {
             "every_steps": period,
@@ -252,6 +250,17 @@ def first_run(
     return merge(run, fitting(run, machine))
 
 
+def length(pictures: int, num_ranks: int) -> dict[str, Any]:
+    """Return the repeats and the schedule of a training on so many ``pictures``."""
+    batch = max(_BATCH, num_ranks)
+    samples = min(_SAMPLES_EACH * pictures, max(_LEAST_SAMPLES, _EACH_OF_MANY * pictures))
+    repeats = 10 if pictures < 10 * batch else 1
+    epochs = max(1, round(samples / (pictures * repeats)))
+    warmup = min(_WARMUP, math.ceil(epochs * repeats * pictures / batch) // 4)
+    schedule = {"epochs": epochs, "global_batch_size": batch, "warmup_steps": warmup}
+    return {"data": {"repeats": repeats}, "schedule": schedule}
+
+
 def is_prompt(text: str) -> bool:
     """Return whether ``text`` can begin a prompt, which has no options."""
     has_controls = any(unicodedata.category(each) == "Cc" for each in text)
@@ -262,7 +271,7 @@ def _prefix(captions: Sequence[str], trigger: str | None) -> str:
     """Return what comes before the captions, so that each has the ``trigger``."""
     if trigger is None:
         if not any(captions):
-            text = f"none of the {len(captions)} pictures has a caption: give a word that stands for them"
+            text = "no picture has a caption: give a word that stands for them"
             raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx")
         return ""
     return "" if all(map(_has(trigger), filter(None, captions))) and any(captions) else trigger

@@ -69,7 +69,7 @@ def test_it_says_what_is_used_changed_and_left_out(
     assert lines[:4] == [
         f"{folder}: 6 pictures can be used (3 png, 2 jpg, 1 webp)",
         "sizes: 40 x 40 to 900 x 100 pixels; trained at 64 x 64",
-        "an epoch: 6 samples, 0.75 steps of 8; the run: 2,000 steps, 2667 epochs",
+        "an epoch: 60 samples, 15 steps of 4; the run: 300 steps, 20 epochs",
         "to encode: 5 latents and 6 captions, the empty one too; 24.0 MiB",
     ]
     assert lines[4:-4] == [

@@ -192,6 +192,7 @@ def test_buckets_that_hold_fewer_than_a_batch_are_named(
 ) -> None:
     (data / "pictures/wide.png").write_bytes(file_of(noise(2 * SIDE, SIDE), "PNG"))
     options = [f"--image-size={SIDE}", "--data.buckets={step: 16, min_side: 16, max_side: 128}"]
+    options += ["--data.repeats=1", "--schedule.global_batch_size=8"]
     sheet = f"--contact-sheet={data.parent / 'sheet.png'}"
     assert main(["data", "check", str(data / "pictures"), *options, sheet]) == 0
     lines = capsys.readouterr().out.splitlines()

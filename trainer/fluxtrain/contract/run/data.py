@@ -247,7 +247,7 @@ def with_both(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``values`` without the side or ``epochs`` that ``over``, which overrides them, decides by another."""
+    """Return ``values`` without the side, or the ``epochs``, that ``over`` decides by another field."""
     decided = {IMAGE: LATENT, LATENT: IMAGE, "epochs": "steps"}
     return {
         key: value

@@ -47,7 +47,7 @@ def with_preset(run: Mapping[str, Any]) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` overridden by ``over``; mappings are merged, other values replaced.
 
-    Of ``image_size`` and ``latent_size`` the one that ``over`` has replaces both, and ``steps`` the ``epochs``.
+    Of ``image_size`` and ``latent_size`` the one that ``over`` has replaces both; ``steps`` replace epochs.
     """
     merged = without_decided(base, over)
     for key, value in over.items():
