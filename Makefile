@@ -54,6 +54,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m supply_chain.torch_wheel "$(TORCH)" "$(TORCH_INDEX)" '.[$(EXTRAS)]'
 	@rm -f .venv/.installed*
 	@touch .venv/.installed $@
+	@echo 'To call fluxtrain by its name: . .venv/bin/activate'
 	@test ! -e .git || git config core.hooksPath >/dev/null || git config core.hooksPath .githooks
 
 run: setup ## train examples/openmoji.yaml on this machine; again: resume
