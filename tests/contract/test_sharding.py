@@ -86,6 +86,6 @@ def test_whole_floats_are_numbers_also_beside_a_word(value: object) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, 10**10, True, None, [], "2", "per_node", "node"])
 def test_other_values_are_refused(value: object) -> None:
-    text = r"dp_replicate: got .*; must be a whole number from 1 to 1000000000 or per-node$"
+    text = r"dp_replicate: got .*; must be a whole number from 1 to 1000000000 or per-node(;|$)"
     with pytest.raises(ConfigError, match=text):
         resolve({"preset": "micro", "parallel": {"dp_replicate": value}})

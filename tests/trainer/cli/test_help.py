@@ -42,7 +42,14 @@ def test_help_without_a_command_has_all_in_three_groups(
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("train", "run"), ("lora", "init"), ("smaple", "sample"), ("zzz", None)]
+    ("given", "meant"),
+    [
+        ("train", "run"),
+        ("lora", "init"),
+        ("smaple", "sample"),
+        ("a.yaml", "run a.yaml"),
+        ("zzz", None),
+    ],
 )
 def test_an_unknown_command_leads_to_one(
     given: str, meant: str | None, capsys: pytest.CaptureFixture[str]

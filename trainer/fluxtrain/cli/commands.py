@@ -80,6 +80,7 @@ def run_command(arguments: list[str] | None) -> int:
     if first not in COMMANDS:
         near = difflib.get_close_matches(first, COMMANDS, n=1)
         meant = _OTHER_WORDS.get(first) or (near[0] if near else "")
+        meant = f"run {first}" if first.endswith((".yaml", ".yml")) else meant
         hint = f"did you mean {meant}?" if meant else "see fluxtrain --help"
         raise ConfigError("COMMAND", first, f"there is none of this name; {hint}")
     parser = make_parser(first)

@@ -258,8 +258,11 @@ def _explain(model: type[StrictModel], detail: ErrorDetails, at: str) -> Iterato
     elif kind == "missing":
         yield ConfigError(path, UNSET, f"must be given: {allowed(node)}")
     else:
-        hint = _near_value(detail["input"], node) if kind == "literal_error" else ""
-        yield ConfigError(path, detail["input"], f"must be {allowed(node)}{hint}")
+        given, text = detail["input"], allowed(node)
+        hint = _near_value(given, node) if kind == "literal_error" else ""
+        if " number " in text and isinstance(given, str) and given[:1].isdigit():
+            hint = "; a number has neither quotes, commas nor a unit"
+        yield ConfigError(path, given, f"must be {text}{hint}")
 
 
 def _near_value(given: Any, schema: Node) -> str:
