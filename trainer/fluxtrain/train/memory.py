@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod, sqrt
@@ -83,22 +84,37 @@ def memory(
     With ``accumulates`` a step has several of them: all gradients exist when the later ones begin. Only GPUs
     copy batches ahead.
     """
-    passes = Passes(config, sharding, micro_batch, accumulates)
-    peak = max(passes.moments(), key=lambda moment: moment.total)
+    return memory_at(config, sharding, accumulates, copies_ahead=copies_ahead)(micro_batch)
+
+
+def memory_at(
+    config: RunConfig, sharding: Sharding, accumulates: bool, *, copies_ahead: bool = True
+) -> Callable[[int], Memory]:
+    """Return `memory` as a function of the micro batch, which is quick."""
+    passes = Passes(config, sharding, 1, accumulates)
     # one that averages has weights next to the parameters, which are float32
     has_more_weights = config.optim.kind.averages and not passes.is_rounded
     values = config.optim.state_values + has_more_weights
-    parts = {
+    fixed = {
         "weights": passes.weight_bytes,
-        "gradients": peak.gradients,
         "optimizer": values * passes.state_bytes + quantized_bytes(config, sharding.dp_shard),
-        "gathered": peak.gathered,
-        "activations": peak.activations,
         "encoders": encoder_bytes(config),
-        "copied_ahead": copies_ahead * samples_ahead(config, micro_batch) * copied_bytes(config),
         "offload_buffers": sum(buffer_sizes(host_sizes(config))),
     }
-    return Memory(**parts, total=sum(parts.values()))
+    copied = copies_ahead * copied_bytes(config)
+
+    def at(micro_batch: int) -> Memory:
+        peak = max(passes.of(micro_batch).moments(), key=lambda moment: moment.total)
+        parts = {
+            **fixed,
+            "gradients": peak.gradients,
+            "gathered": peak.gathered,
+            "activations": peak.activations,
+            "copied_ahead": copied * samples_ahead(config, micro_batch),
+        }
+        return Memory(**parts, total=sum(parts.values()))
+
+    return at
 
 
 def forward_memory(config: RunConfig, sharding: Sharding, batch: int) -> int:
@@ -197,13 +213,26 @@ class Passes:
         self._row_bytes = _FLOAT32 * (sum(rows for rows, _ in sizes) + dora_rows(config))
         """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
         self._blocks = list(self._in_order(config))
-        of_sample = first_layers_bytes(config) + held_bytes(config) + saved_by_clip(config)
-        self._first = micro_batch * of_sample
+        self._of_sample = first_layers_bytes(config) + held_bytes(config) + saved_by_clip(config)
         clip = config.model, config.adapter
         self._clip = frozen_clip_parameters(*clip, self._shards)
         self._clip_gathered = 0 if self._reshards else self._clip + self._trained_padded.rest
         self._update = update_bytes(config, self._shards)
-        self._last = micro_batch * last_layers_bytes(config)
+        self._last_of_sample = last_layers_bytes(config)
+
+    def of(self, micro_batch: int) -> Passes:
+        """Return those of ``micro_batch`` samples."""
+        other = copy(self)
+        other._micro_batch = micro_batch
+        return other
+
+    @property
+    def _first(self) -> int:
+        return self._micro_batch * self._of_sample
+
+    @property
+    def _last(self) -> int:
+        return self._micro_batch * self._last_of_sample
 
     @property
     def shard_bytes(self) -> int:

@@ -9,7 +9,7 @@ the number that is kept there, as passes of another size round differently, unle
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from fluxtrain.runtime.devices import memory_of
 from fluxtrain.runtime.progress import binary
 from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.state.random_seed import keep_number, kept_number
-from fluxtrain.train.memory import Memory, memory
+from fluxtrain.train.memory import Memory, memory, memory_at
 
 FILE = "micro_batch_size"
 USABLE = 0.9
@@ -70,8 +70,8 @@ def largest_micro_batch(config: RunConfig, sharding: Sharding, room: Room) -> in
     # memory grows with the micro batch on both sides of the share, where gradients stop to accumulate
     for smallest, end in ((share, _MOST_SAMPLES), (1, share)):
         sizes = range(smallest, end)
-        fitting = bisect_left(sizes, True, key=lambda size: not room.has(config, sharding, size))
-        if fitting:
+        used = memory_at(config, sharding, smallest < share, copies_ahead=room.is_gpu)
+        if fitting := bisect_right(sizes, room.usable, key=lambda size: used(size).total):
             return sizes[fitting - 1]
     return 0
 

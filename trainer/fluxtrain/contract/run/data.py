@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
@@ -212,14 +213,7 @@ class BucketsConfig(StrictModel):
         The square, and for each width the greatest height, both also with their sides exchanged. Buckets that
         do not enlarge images may be smaller each way.
         """
-        shortest, longest = self.sides(resolution)
-        square = resolution // self.step * self.step
-        found = {(square, square)}
-        for width in range(shortest, longest + 1, self.step):
-            height = min(longest, resolution**2 // width // self.step * self.step)
-            if height >= shortest:
-                found |= {(width, height), (height, width)}
-        return sorted(found)
+        return list(_sizes(resolution, self.step, *self.sides(resolution)))
 
     def has(self, size: Size, resolution: int) -> bool:
         """Return whether ``size`` is one of a bucket of ``resolution``."""
@@ -229,6 +223,17 @@ class BucketsConfig(StrictModel):
             return size in sizes
         whole = width % self.step == height % self.step == 0
         return whole and any(width <= w and height <= h for w, h in sizes)
+
+
+@lru_cache(maxsize=64)  # a plan asks for them at each block
+def _sizes(resolution: int, step: int, shortest: int, longest: int) -> Sequence[Size]:
+    square = resolution // step * step
+    found = {(square, square)}
+    for width in range(shortest, longest + 1, step):
+        height = min(longest, resolution**2 // width // step * step)
+        if height >= shortest:
+            found |= {(width, height), (height, width)}
+    return tuple(sorted(found))
 
 
 IMAGE: Final = "image_size"
