@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.reference_model import random_model, reference, to_diffusers
 from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxTransformer2DModel
 from PIL import Image
 from tests.trainer import in_process
+from tests.trainer.commands import fluxtrain
 from tests.trainer.conditions.pairs import CONDITIONS, config, write_pairs
 from tests.trainer.numerics.predictions import pipeline_of, relative_error
 from tests.trainer.picture_cache.folders import noise
@@ -20,7 +22,6 @@ from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 from torch import Tensor, nn
 
-from fluxtrain.cli import main
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig, SamplingConfig
@@ -53,10 +54,12 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     return RunPaths(root / "out", root / "data", write_encoders(root / "models"))
 
 
-def sample(weights: Path, roots: RunPaths, output: Path, *flags: str) -> int:
+def sample(
+    weights: Path, roots: RunPaths, output: Path, *flags: str
+) -> subprocess.CompletedProcess[str]:
     folders = ["--output", str(output), "--models", str(roots.models), "--data", str(roots.data)]
     prompt = ["--prompt=as paint", "--processes=1"]
-    return main(["sample", str(weights), *prompt, *folders, *FLAGS, *flags])
+    return fluxtrain("sample", str(weights), *prompt, *folders, *FLAGS, *flags)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -68,8 +71,9 @@ def test_an_image_of_published_weights_has_the_shape_of_its_picture(
     control, mask = roots.data / "pairs/control/001.webp", roots.data / "pairs/mask/001.png"
     files = [f"--control={control}"] + [f"--mask={mask}"] * (condition == "fill")
     if condition == "fill":
-        assert sample(weights, roots, tmp_path / "without") == EXIT_USAGE
-    assert sample(weights, roots, tmp_path / "with", *files) == EXIT_OK
+        assert sample(weights, roots, tmp_path / "without").returncode == EXIT_USAGE
+    done = sample(weights, roots, tmp_path / "with", *files)
+    assert done.returncode == EXIT_OK, done.stderr
     with Image.open(tmp_path / "with/samples/0000.png") as image:
         assert image.size == (64, 16)
         assert image.text["control"] == str(control)  # type: ignore[attr-defined]
@@ -77,9 +81,7 @@ def test_an_image_of_published_weights_has_the_shape_of_its_picture(
 
 
 @pytest.mark.proof
-def test_a_control_may_be_small_and_a_mask_is_one(
-    roots: RunPaths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_control_may_be_small_and_a_mask_is_one(roots: RunPaths, tmp_path: Path) -> None:
     small, grey = tmp_path / "small.png", tmp_path / "grey.png"
     Image.new("RGB", (3, 2), "red").save(small)
     Image.new("L", (3, 2), 100).save(grey)
@@ -87,11 +89,9 @@ def test_a_control_may_be_small_and_a_mask_is_one(
         model = tiny_model(vec_in_dim=WIDTH, context_in_dim=WIDTH, **CONDITIONS[condition])
         weights = save_flux(random_flux(model), tmp_path)
         files = [f"--control={small}"] + ([f"--mask={mask}"] if mask else [])
-        code = EXIT_USAGE if mask == grey else EXIT_OK
-        assert sample(weights, roots, tmp_path / f"{condition} {mask == grey}", *files) == code
-    assert f"{grey}: brightest pixel has 100" in capsys.readouterr().err.replace(
-        "its control's ", ""
-    )
+        done = sample(weights, roots, tmp_path / f"{condition} {mask == grey}", *files)
+        assert done.returncode == (EXIT_USAGE if mask == grey else EXIT_OK), done.stderr
+    assert f"{grey}: brightest pixel has 100" in done.stderr.replace("its control's ", "")
 
 
 def test_prompts_of_a_run_may_have_pictures(roots: RunPaths, tmp_path: Path) -> None:
@@ -119,7 +119,8 @@ def test_prompts_of_a_run_may_have_pictures(roots: RunPaths, tmp_path: Path) -> 
         "01.png",
         "02.png",
     ]
-    assert sample(paths.output, roots, tmp_path / "again") == EXIT_OK
+    done = sample(paths.output, roots, tmp_path / "again")
+    assert done.returncode == EXIT_OK, done.stderr
 
 
 @pytest.mark.parametrize(
