@@ -25,6 +25,7 @@ from fluxtrain.runtime.devices import GPUS
 
 BFLOAT16 = {"precision": {"compute": "bfloat16", "weights": "bfloat16"}}
 FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
+MORE_BLOCKS = {"depth": 2, "depth_single_blocks": 4}
 ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
 
 
@@ -41,6 +42,7 @@ def make_config(preset: str, **changes: Any) -> RunConfig:
         "preset": preset,
         "parallel": {"compile": False},
         "logging": {"mlperf": {"division": "open"}},
+        "model": {} if preset == "micro" else FEW_BLOCKS,
     }
     return resolve(merge(base, changes))
 
@@ -54,28 +56,23 @@ def row_of(found: Comparison, name: str) -> Row:
     ("preset", "nodes", "ranks", "changes"),
     [
         ("micro", 1, 1, {}),
-        ("openmoji", 1, 1, {"precision": {"compute": "bfloat16"}}),
+        ("openmoji", 1, 1, {"model": MORE_BLOCKS, "precision": {"compute": "bfloat16"}}),
         (  # gradients accumulate in float32, weights are in both data types
             "mlperf-schnell",
             1,
             1,
-            {
-                "model": FEW_BLOCKS,
-                "parallel": {"micro_batch_size": 8, "activation_checkpointing": 0.5},
-            },
+            {"parallel": {"micro_batch_size": 8, "activation_checkpointing": 0.5}},
         ),
         pytest.param("micro", 2, 4, {}, marks=pytest.mark.torch_range),
-        (
-            "openmoji",
-            64,
-            8,
-            {"model": FEW_BLOCKS},
-        ),  # fewer rows than ranks: most of what is gathered is padding
+        ("openmoji", 64, 8, {}),  # fewer rows than ranks: most of what is gathered is padding
         (
             "openmoji",
             2,
             8,
-            {"parallel": {"dp_replicate": "per-node", "activation_checkpointing": 1}},
+            {
+                "model": MORE_BLOCKS,
+                "parallel": {"dp_replicate": "per-node", "activation_checkpointing": 1},
+            },
         ),
         ("micro", 1, 8, {"parallel": {"micro_batch_size": 1}}),  # gradients accumulate
         ("openmoji", 2, 2, ACCUMULATING_REPLICAS),
@@ -85,7 +82,6 @@ def row_of(found: Comparison, name: str) -> Row:
             1,
             8,
             {
-                "model": FEW_BLOCKS,
                 "precision": {"compute": "bfloat16", "reduce": "bfloat16"},
                 "parallel": {"reshard_after_forward": False, "activation_checkpointing": 0.5},
             },
@@ -94,21 +90,18 @@ def row_of(found: Comparison, name: str) -> Row:
             "mlperf-schnell",
             1,
             8,
-            {
-                "model": FEW_BLOCKS,
-                "parallel": {"attention": "math", "activation_checkpointing": 0.5},
-            },
+            {"parallel": {"attention": "math", "activation_checkpointing": 0.5}},
         ),
-        pytest.param("mlperf-schnell", 8, 8, {"model": FEW_BLOCKS}, marks=pytest.mark.torch_range),
-        ("mlperf-schnell", 1, 8, {"model": FEW_BLOCKS, "precision": {"fp8": "tensorwise"}}),
-        ("dev-finetune", 1, 8, {"model": FEW_BLOCKS}),
-        ("dev-lora", 1, 1, {"model": FEW_BLOCKS}),
+        pytest.param("mlperf-schnell", 8, 8, {}, marks=pytest.mark.torch_range),
+        ("mlperf-schnell", 1, 8, {"precision": {"fp8": "tensorwise"}}),
+        ("dev-finetune", 1, 8, {}),
+        ("dev-lora", 1, 1, {}),
         (
             "dev-lora",
             1,
             1,
             {
-                "model": {**FEW_BLOCKS, "condition": "kontext"},
+                "model": {"condition": "kontext"},
                 "data": {"images": "target", "controls": "control", "buckets": {}},
             },
         ),
@@ -116,41 +109,29 @@ def row_of(found: Comparison, name: str) -> Row:
             "dev-finetune",
             1,
             8,
-            {
-                "model": {**FEW_BLOCKS, "condition": "fill", "in_channels": 384},
-                "data": {"images": "pictures"},
-            },
+            {"model": {"condition": "fill", "in_channels": 384}, "data": {"images": "pictures"}},
         ),
         ("micro", 1, 2, {"data": {"buckets": {"step": 16, "resolutions": [48, 64]}}}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": SPLIT}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "lokr"}}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": {"kind": "loha"}}),
+        ("dev-lora", 1, 8, {"adapter": SPLIT}),
+        ("dev-lora", 1, 8, {"adapter": {"kind": "lokr"}}),
+        ("dev-lora", 1, 8, {"adapter": {"kind": "loha"}}),
         pytest.param(
             "dev-lora",
             1,
             8,
-            {"model": FEW_BLOCKS, "adapter": {"dora": True, "base_dtype": "fp8"}},
+            {"adapter": {"dora": True, "base_dtype": "fp8"}},
             marks=pytest.mark.torch_range,
         ),
-        ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": {"base_dtype": "fp8"}}),
-        ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "adapter": ATTENTION_ONLY}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "adapter": NO_MODULATIONS}),
-        (
-            "dev-lora",
-            1,
-            1,
-            {"model": FEW_BLOCKS, "adapter": {"layers": ["txt_attn.qkv", "linear1"]}},
-        ),
-        ("dev-lora", 1, 1, {"model": FEW_BLOCKS, "parallel": {"offload_blocks": 2}}),
+        ("dev-lora", 1, 1, {"adapter": {"base_dtype": "fp8"}}),
+        ("dev-lora", 1, 1, {"adapter": ATTENTION_ONLY}),
+        ("dev-lora", 1, 8, {"adapter": NO_MODULATIONS}),
+        ("dev-lora", 1, 1, {"adapter": {"layers": ["txt_attn.qkv", "linear1"]}}),
+        ("dev-lora", 1, 1, {"parallel": {"offload_blocks": 2}}),
         (
             "dev-lora",
             1,
             8,
-            {
-                "model": FEW_BLOCKS,
-                "adapter": {"base_dtype": "fp8", "dora": True},
-                "parallel": {"offload_blocks": 3},
-            },
+            {"adapter": {"base_dtype": "fp8", "dora": True}, "parallel": {"offload_blocks": 3}},
         ),
         ("openmoji", 1, 8, {"optim": {"name": "prodigy", "learning_rate": 1.0}}),
         pytest.param(
@@ -162,20 +143,15 @@ def row_of(found: Comparison, name: str) -> Row:
         ),
         ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),
         ("openmoji", 1, 8, {"optim": {"name": "adafactor", "ema_decay": 0.999}}),
-        ("dev-lora", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adafactor"}}),
-        ("dev-finetune", 1, 8, {"model": FEW_BLOCKS, "optim": {"name": "adamw_8bit"}}),
+        ("dev-lora", 1, 8, {"optim": {"name": "adafactor"}}),
+        ("dev-finetune", 1, 8, {"optim": {"name": "adamw_8bit"}}),
         # weights in bfloat16: of small models the update in float32 is the peak
         ("micro", 1, 1, {**BFLOAT16, "optim": {"name": "prodigy", "learning_rate": 1.0}}),
         pytest.param(
             "micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}, marks=pytest.mark.torch_range
         ),
         ("micro", 1, 8, {**BFLOAT16, "optim": {"name": "adafactor", "ema_decay": 0.999}}),
-        (
-            "dev-finetune",
-            1,
-            8,
-            {**BFLOAT16, "model": FEW_BLOCKS, "optim": {"name": "adamw_8bit"}},
-        ),
+        ("dev-finetune", 1, 8, {**BFLOAT16, "optim": {"name": "adamw_8bit"}}),
     ],
 )
 def test_a_step_uses_what_is_planned(
@@ -193,7 +169,7 @@ def test_a_step_uses_what_is_planned(
 
 def test_weights_stay_gathered_on_gpus_where_they_fit() -> None:
     one_micro_batch = {"global_batch_size": 64}
-    config = make_config("mlperf-schnell", model=FEW_BLOCKS, schedule=one_micro_batch)
+    config = make_config("mlperf-schnell", schedule=one_micro_batch)
     freed, kept = (verify(config, 1, 8, gpu) for gpu in (None, GPUS["MI300X"]))
     assert freed.holds, render(freed)
     assert kept.holds, render(kept)
@@ -204,7 +180,7 @@ def test_weights_stay_gathered_on_gpus_where_they_fit() -> None:
 
 @pytest.mark.slow
 def test_encoders_and_images_are_where_they_are_planned() -> None:
-    config = make_config("mlperf-schnell-raw", model=FEW_BLOCKS)
+    config = make_config("mlperf-schnell-raw")
     found = verify(config, 8, 8, GPUS["MI300X"])
     assert found.holds, render(found)
     names = ("  encoders", "  copied ahead")
@@ -225,7 +201,7 @@ def test_a_compiled_block_launches_fewer_kernels() -> None:
     kernels = compiled_kernels(make_config("mlperf-schnell"))
     assert 10 < kernels["single-stream"] < 40
     assert kernels["single-stream"] < kernels["double-stream"] < 100
-    eager = measure(make_config("mlperf-schnell", model=FEW_BLOCKS), 1, 8).kernels
+    eager = measure(make_config("mlperf-schnell"), 1, 8).kernels
     assert kernels["double-stream"] + 2 * kernels["single-stream"] < eager / 3
 
 
