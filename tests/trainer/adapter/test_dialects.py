@@ -14,12 +14,12 @@ from tests.trainer.adapter.dialects import (
     DIALECTS,
     ENTRIES,
     KOHYA,
+    RANK,
     SHAPES,
     WEIGHTS,
     File,
     lokr,
     of_whole_layers,
-    pair,
     rand,
     with_more,
 )
@@ -122,7 +122,8 @@ CLIP = "text_model.encoder.layers.3.self_attn.q_proj"
 
 
 def one(name: str, outputs: int = 64, inputs: int = 64) -> dict[str, Tensor]:
-    return pair()(name, (outputs, inputs))[0]
+    matrices = {"A": rand(RANK, inputs), "B": rand(outputs, RANK)}
+    return {f"{name}.lora_{key}.weight": matrix for key, matrix in matrices.items()}
 
 
 def changed(start: File, name: str, tensor: Tensor) -> dict[str, Tensor]:

@@ -249,7 +249,7 @@ def test_training_follows_bfloat16(
 
 
 @pytest.mark.torch_range
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.filterwarnings("default")  # torch.compile has others with each torch and Python
 def test_compiled_blocks_train_in_fp8(plain: list[float], tmp_path: Path) -> None:
     found = train(tmp_path / "run", "tensorwise", compile=True, activation_checkpointing=1.0)

@@ -111,7 +111,7 @@ def test_the_node_with_the_slow_link_is_unfit(tmp_path: Path, num_nodes: int, sl
     codes, said = run(tmp_path, num_nodes, Slow((slow,)))
     assert codes == only(slow, num_nodes), said
     assert f"preflight: rank {slow} on " in said
-    assert said.count("is unfit") == 1 + (slow == 0)  # rank 0 prints its own error too
+    assert said.count("is unfit") == 1
     error = ranks.output_of(RunPaths(tmp_path, tmp_path, tmp_path), slow)
     assert "is unfit: an exchange with each of " in error
     assert " times the median of all ranks (0." in error
@@ -146,18 +146,16 @@ def test_a_slow_link_between_good_nodes_is_named_and_the_run_goes_on(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_nodes", [3, 5])
-def test_a_node_that_exchanges_with_nobody_is_unfit(tmp_path: Path, num_nodes: int) -> None:
-    codes, said = run(tmp_path, num_nodes, Slow((1,), seconds=NEVER), seconds=12.0)
-    assert codes == only(1, num_nodes), said
-    partners = min(3, num_nodes - 1)
-    assert f"is unfit: no exchange with ranks of {partners} other nodes ended in time" in said
+def test_a_node_that_exchanges_with_nobody_is_unfit(tmp_path: Path) -> None:
+    codes, said = run(tmp_path, 5, Slow((1,), seconds=NEVER), seconds=6.0)
+    assert codes == only(1, 5), said
+    assert "is unfit: no exchange with ranks of 3 other nodes ended in time" in said
     assert "all-reduce not run" in said
 
 
 @pytest.mark.slow
 def test_a_dead_link_names_both_ends_and_blames_none(tmp_path: Path) -> None:
-    codes, said = run(tmp_path, 3, Slow(links=((1, 2),), seconds=NEVER), seconds=12.0)
+    codes, said = run(tmp_path, 3, Slow(links=((1, 2),), seconds=NEVER), seconds=6.0)
     assert codes == [0, 0, 0], said
     assert "an exchange between rank 1 on " in said
     assert "did not end in time; no node is at fault for certain" in said
