@@ -2,6 +2,8 @@
 
     python -m tests.torch_range 2.9.0 2.11 [--python 3.12] [pytest's own options]
 
+With the oldest torch that pyproject allows come the oldest versions of all that it names, which tests' own
+requirements allow; with others those of constraints.txt.
 Environments are kept beside the programs of the cluster, outside the checkout, and all clones share them:
 they have the project's requirements, not the project. The five used last remain. CUDA's libraries, two
 thirds of an installation, are left out: torch loads a library whose functions all return an error instead,
@@ -62,7 +64,7 @@ def environment(version: str, python: str) -> Path:
     Raises MachineError if the Python is not there, ClusterError if an installation fails.
     """
     interpreter = find_python(python)
-    requirements, constraints = _requirements()
+    requirements, constraints = _requirements(version)
     key = hashlib.sha256("\n".join([*requirements, *constraints]).encode()).hexdigest()[:12]
     [release] = run([interpreter, "-c", "import platform as p; print(p.python_version())"]).split()
     folder = KEPT / f"torch-{version}-python-{release}-{key}"
@@ -151,12 +153,18 @@ def _use_own_libraries(made: Path, root: Path, python: str) -> None:
     (headers / loader.parent.name).symlink_to(Path("..", loader.parent.name))
 
 
-def _requirements() -> tuple[list[str], list[str]]:
-    """Return the project's requirements and constraints without those of torch and its libraries."""
+def _requirements(version: str) -> tuple[list[str], list[str]]:
+    """Return the project's requirements and constraints without those of torch and its libraries.
+
+    There are no constraints with the oldest ``version`` of torch.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *(line for name in _EXTRAS for line in extras[name])]
     constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    [oldest] = (line.removeprefix("torch>=") for line in requirements if line.startswith("torch>="))
+    if f"{version}.".startswith(f"{oldest}."):
+        constraints = []
     return (
         [line for line in requirements if not line.startswith("torch>")],
         [line for line in constraints if not _OF_TORCH.match(line)],
@@ -189,7 +197,7 @@ def _install(
         path = made / f"{name}s.txt"
         path.write_text("\n".join(lines) + "\n")
         install += [f"--{name}={path}"]
-    _uv(*install)
+    _uv(*install, *[] if constraints else ["--resolution=lowest-direct"])
     stand_in_for_cuda(metadata.parents[1] / "torch" / "lib")
 
 
