@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import gettempdir
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -31,8 +31,8 @@ from fluxtrain.runtime.files import atomic_write_by_several
 BACKEND = "inductor"
 """Torch's compiler of graphs."""
 _MOST_READS = {"realize_reads_threshold": 8}
-"""With inductor's default, 4, a single-stream block in fp8 stores its modulated input in float32; with more,
-its readers compute it from the stream, which is read twice instead."""
+"""With inductor's default, 4, a block in fp8 stores its modulated input in float32; with more, its readers
+compute it from the stream, which is read twice instead."""
 _CODE_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _OLDEST_OF_TRITON = (7, 0)
 _BFLOAT16 = (8, 0)
@@ -58,7 +58,21 @@ def compile_module(module: nn.Module, has_sizes: bool = False) -> None:
     """Compile ``module`` when it is called, whole; for each shape, or all if it ``has_sizes``."""
     is_single_in_fp8 = isinstance(getattr(module, "linear1", None), Fp8Linear)
     options = _MOST_READS if is_single_in_fp8 else None
-    module.compile(fullgraph=True, dynamic=has_sizes, backend=BACKEND, options=options)
+    is_in_fp8 = any(isinstance(each, Fp8Linear) for each in module.modules())
+    is_double_in_fp8 = is_in_fp8 and not is_single_in_fp8 and BACKEND == "inductor"
+    backend = _double_in_fp8 if is_double_in_fp8 else BACKEND
+    module.compile(fullgraph=True, dynamic=has_sizes, backend=backend, options=options)
+
+
+def _double_in_fp8(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+    """Compile with `_MOST_READS` in the forward pass only: the backward pass would move more."""
+    from torch._inductor import compile_fx, config  # a second
+
+    def compile_one(*what: Any, **how: Any) -> Any:
+        with config.patch({} if how.get("is_backward") else _MOST_READS):
+            return compile_fx.compile_fx_inner(*what, **how)
+
+    return compile_fx.compile_fx(graph, inputs, inner_compile=compile_one)
 
 
 def compiles(parallel: ParallelConfig, device: torch.device) -> bool:
