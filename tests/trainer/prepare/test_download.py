@@ -298,10 +298,17 @@ def test_raw_tars_from_a_server_are_cleaned_and_removed(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("set/**/*.raw*"))
 
 
-def test_offline_the_hub_is_an_error_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("constant", "value"), [("HF_HUB_OFFLINE", True), ("ENDPOINT", "http://127.0.0.1:1")]
+)
+def test_without_the_hub_the_error_has_one_line(
+    constant: str,
+    value: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(f"huggingface_hub.constants.{constant}", value)
     hub = ["--hub", "example-org/some", "--output", str(tmp_path)]
     assert main(["prepare", "download", *hub]) == 1
     errors = capsys.readouterr().err

@@ -296,8 +296,6 @@ def hub_errors(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise DownloadError(f"{name}: the Hub cannot be reached: {_one_line(error)}") from None
     except errors.GatedRepoError:
         text = f"accept its licence at https://huggingface.co/{name}, then set HF_TOKEN"
         raise LicenceError(f"{name}: {text} or run `hf auth login`") from None
@@ -305,11 +303,12 @@ def hub_errors(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {_one_line(error)}") from None
     except Exception as error:  # of the HTTP library that the client uses
         if getattr(getattr(error, "response", None), "status_code", 0) == 401:
-            text = (
-                "the Hub does not know the token of HF_TOKEN or `hf auth login`: renew or unset it"
-            )
+            text = "the Hub refuses the token of HF_TOKEN or `hf auth login`: renew or unset it"
             raise DataError(f"{name}: {text}") from None
-        raise DownloadError(f"{name}: {_one_line(error)}") from None
+        start = "the Hub cannot be reached, by network, proxy or HF_ENDPOINT: "
+        start = start if getattr(error, "response", None) is None else ""
+        text = f"{start}{_one_line(error)}; the same command resumes"
+        raise DownloadError(f"{name}: {text}") from None
 
 
 def _one_line(error: Exception) -> str:
