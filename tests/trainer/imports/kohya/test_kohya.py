@@ -421,6 +421,7 @@ EASY = kohya_files.EASY_TRAINING
          {"adapter.kind": "lokr", "adapter.lokr.factor": 8}),
         (('keep_tokens = 1', 'is_reg = true'), {"data.images": "kohya.toml"}),
         (('[train_mode]', '[[subsets]]\nimage_dir = "b"\n[train_mode]'), {"data.images": "kohya.toml"}),
+        (("[[subsets]]", "[other]"), {"data.images": None}),
     ],
 )  # fmt: skip
 def test_the_toml_of_easy_training_is_what_its_backend_makes_of_it(
