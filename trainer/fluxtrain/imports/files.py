@@ -308,7 +308,9 @@ def _of_easy_training(document: Mapping[str, Any], path: Path) -> dict[str, obje
     if output := options.get("output_name"):
         replaced = str(output).replace("${replace}", str(options.get("easy_name", "")))
         options["output_name"] = replaced
-    if len(subsets) > 1 or any(it.get("is_reg") or it.get("conditioning_data_dir") for it in subsets):
+    if len(subsets) > 1 or any(
+        it.get("is_reg") or it.get("conditioning_data_dir") for it in subsets
+    ):
         return {**options, "dataset_config": path.name}
     names = {"image_dir": "train_data_dir", "num_repeats": "dataset_repeats"}
     own = {names.get(n, n): v for it in subsets for n, v in it.items() if v and n != "name"}

@@ -56,11 +56,10 @@ def compile_blocks(model: Flux, has_sizes: bool = False) -> None:
 
 def compile_module(module: nn.Module, has_sizes: bool = False) -> None:
     """Compile ``module`` when it is called, whole; for each shape, or all if it ``has_sizes``."""
-    is_single_in_fp8 = isinstance(getattr(module, "linear1", None), Fp8Linear)
-    options = _MOST_READS if is_single_in_fp8 else None
-    is_in_fp8 = any(isinstance(each, Fp8Linear) for each in module.modules())
-    is_double_in_fp8 = is_in_fp8 and not is_single_in_fp8 and BACKEND == "inductor"
-    backend = _double_in_fp8 if is_double_in_fp8 else BACKEND
+    in_fp8 = any(isinstance(each, Fp8Linear) for each in module.modules())
+    is_double = in_fp8 and not hasattr(module, "linear1")
+    options = _MOST_READS if in_fp8 and not is_double else None
+    backend = _double_in_fp8 if is_double and BACKEND == "inductor" else BACKEND
     module.compile(fullgraph=True, dynamic=has_sizes, backend=backend, options=options)
 
 
