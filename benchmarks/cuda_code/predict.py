@@ -78,9 +78,8 @@ def alone() -> dict[str, tuple[float, float]]:
     """Return the milliseconds on one H200 by precision: predicted from that day's code, and measured."""
     found = {}
     for precision, (measured, double, single) in _MEASURED.items():
-        moved = {"double": double * _UNIT, "single": single * _UNIT}
-        named = {f"{precision}:{kind}": number for kind, number in moved.items()}
-        found[precision] = milliseconds(named, precision, H200, _MEASURED_DEPTH, 1), measured
+        moved = {f"{precision}:double": double * _UNIT, f"{precision}:single": single * _UNIT}
+        found[precision] = milliseconds(moved, precision, H200, _MEASURED_DEPTH, 1), measured
     return found
 
 
