@@ -62,8 +62,9 @@ def _kubelet_config(node: Node, grace_seconds: int) -> dict[str, object]:
         "clusterDomain": DOMAIN,
         "resolvConf": str(node.folder / "resolv.conf"),
         "podLogsDir": str(node.folder / "logs"),
-        # the disk is shared with the machine: evict only if it is almost full
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%"},
+        # disk and memory are shared with the machine, and kubelet takes the active page cache for used
+        # memory (kubernetes#43916): evict only if the disk is almost full, and leave memory to the kernel
+        "evictionHard": {"nodefs.available": "100Mi"},
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
     }
