@@ -78,6 +78,8 @@ def prepare() -> None:
         _build()
         debian.ensure("prometheus")
         slurm.ensure()
+        for module in binaries.TESTED:
+            binaries.build(module)
 
 
 def down() -> None:

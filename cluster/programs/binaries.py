@@ -25,6 +25,8 @@ from cluster.layout import BIN, CACHE, FOLDER
 
 MODULES = ("kubernetes", "etcd", "coredns", "kwok")
 """The modules of every cluster, in build order."""
+TESTED = ("dra", "health", "storage", "kueue", "coscheduling")
+"""The modules that tests start beside a cluster; a build takes longer than a test may."""
 
 RENAMED = {"server": "etcd"}  # etcd's main package is called server
 
