@@ -156,7 +156,6 @@ def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, backen
     from torch._dynamo.utils import counters
     from torch._inductor import config as inductor
 
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(paths.output / "inductor")
     inductor.compile_threads = 1
     vars(compile)["BACKEND"] = backend
     on_train_begin = Observer.on_train_begin
