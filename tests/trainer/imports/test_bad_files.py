@@ -108,6 +108,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("s.json", '{"model_family": "sdxl"}', "model_family: got 'sdxl'; asks for another model"),
     ("s.json", TUNER + '"model_type": "embedding"}', "got 'embedding'; asks for textual inversion"),
     ("s.json", TUNER + '"train_batch_size": 1.5}', "train_batch_size: got 1.5; must be a whole"),
+    ("s.json", TUNER + '"flow_schedule_shift": 3, "flow_schedule_auto_shift": true}',
+     "flow_schedule_shift: got 3; must be 0 with flow_schedule_auto_shift"),
     ("s.json", TUNER + '"grad_clip_method": "both"}', "got 'both'; must be norm or value"),
     ("s.json", TUNER + '"resolution": -1}', "resolution: got -1; must be a whole number, 0 or more"),
     ("s.json", '{"model_family": "flux", "num_train_epochs": 0}', "must be above 0, or max_train_steps"),

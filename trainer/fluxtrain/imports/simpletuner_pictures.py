@@ -428,6 +428,10 @@ def _backends(document: object, path: Path) -> dict[str, object]:
     if not pictures:
         return {**found, "backends": f"{len(document)} without pictures that are trained"}
     chosen = next((it for it in pictures if not _is_regularisation(it)), pictures[0])
+    for name, value in flat(chosen).items():
+        if isinstance(value, str) and value.lower() == "false":
+            text = "is a text, which SimpleTuner takes for true; write false without quotes"
+            raise ConfigError(f"{path}: {name}", value, text)
     found |= flat(chosen, "backend.")
     same = [it for it in pictures if _without_size(it) == _without_size(chosen)]
     if all(it.get("resolution") is not None for it in same) and len(same) > 1:

@@ -251,12 +251,16 @@ def timesteps(reading: Reading, name: str) -> Values:
     shift = reading.number(name)
     if reading.is_on("flow_use_beta_schedule") or reading.is_on("flux_fast_schedule"):
         raise NoCounterpartError("flow.timestep_sampling has uniform, sigmoid, shift, flux_shift")
-    if reading.is_on("flow_schedule_auto_shift"):
-        return {"flow.timestep_sampling": "flux_shift", "flow.sigmoid_scale": scale}
+    is_shifted = reading.is_on("flow_schedule_auto_shift")
+    if is_shifted and shift > 0 and name in reading.given:
+        raise reading.wrong(name, "must be 0 with flow_schedule_auto_shift, as in SimpleTuner")
     if reading.is_on("flow_use_uniform_schedule"):
-        if shift not in (0, 1):
-            raise NoCounterpartError("a uniform draw is not shifted here: flow_schedule_shift=0")
+        if is_shifted or shift not in (0, 1):
+            text = "a uniform draw is not shifted here: flow_schedule_shift=0, and no auto_shift"
+            raise NoCounterpartError(text)
         return {"flow.timestep_sampling": "uniform"}
+    if is_shifted:
+        return {"flow.timestep_sampling": "flux_shift", "flow.sigmoid_scale": scale}
     if shift in (0, 1):
         return {"flow.timestep_sampling": "sigmoid", "flow.sigmoid_scale": scale}
     return {

@@ -203,6 +203,7 @@ BAD_FILES: list[tuple[str, str, str]] = [
     ("backends.json", '[{"resolution": []}]', "backend.resolution: got []; must be a number"),
     ("backends.json", '[{"resolution": {"a": 1}}]', "backend.resolution: got {'a': 1}; must not be"),
     ("backends.json", '[{"crop": 3}]', "backend.crop: got 3; must be true or false"),
+    ("backends.json", '[{"crop": "False"}]', "backends.json: crop: got 'False'; is a text, which SimpleT"),
     ("backends.json", '[{"caption_strategy": "poem"}]', "got 'poem'; must be one of textfile"),
     ("backends.json", '[{"crop": true, "crop_style": "left"}]', "got 'left'; must be one of random"),
     ("lycoris.json", "[]", "lycoris.json: got []; must be a mapping of options"),

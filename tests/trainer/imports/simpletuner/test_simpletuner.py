@@ -177,6 +177,16 @@ def test_timesteps_have_older_names_too(
     assert not found.lines[Disposition.UNKNOWN]
 
 
+@pytest.mark.parametrize("shift", [{}, {"flow_schedule_shift": 0}])
+def test_a_uniform_draw_that_is_shifted_by_the_size_is_named(
+    tmp_path: Path, shift: dict[str, object]
+) -> None:
+    flags = {"flow_use_uniform_schedule": True, "flow_schedule_auto_shift": True}
+    found = imported(tmp_path, json.dumps({"model_family": "flux", **flags, **shift}))
+    missing = {line.option: line.note for line in found.lines[Disposition.MISSING]}
+    assert "a uniform draw is not shifted here" in missing["flow_schedule_shift"]
+
+
 def test_versions_with_a_variable_for_each_model_shift_no_timesteps(tmp_path: Path) -> None:
     file = tmp_path / "config.env"
     for lines, sampling in (("", "sigmoid"), ("FLUX_SCHEDULE_SHIFT=2\n", "shift")):
