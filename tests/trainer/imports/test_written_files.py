@@ -54,3 +54,15 @@ def test_no_credential_reaches_the_file_or_the_report(
     assert "hidden" not in printed.out + printed.err
     assert "some_api_key" in printed.err
     assert "shown" in printed.out
+
+
+@pytest.mark.parametrize("path", ["C:/pics", "d:\\\\pics", "\\\\\\\\nas\\\\pics"])
+def test_a_path_of_windows_leads_to_the_one_of_this_machine(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "lora.toml"
+    source.write_text(f'network_module = "networks.lora_flux"\ntrain_data_dir = "{path}"\n')
+    assert main(["import-config", str(source)]) == EXIT_OK
+    assert "a path of Windows; --data.images=PATH names the one of" in capsys.readouterr().err
+    assert main(["import-config", str(source), "--data.images=toys"]) == EXIT_OK
+    assert "of Windows" not in capsys.readouterr().err

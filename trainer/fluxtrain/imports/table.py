@@ -412,6 +412,10 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Disposition, Line]:
     except NoCounterpartError as error:
         return Disposition.MISSING, Line(name, shown, is_given, note=str(error))
     note = reading.notes.get(name, row.note)
+    for path, text in values.items():
+        is_path = isinstance(text, str) and _OF_WINDOWS.match(text)
+        if is_path and value_at(reading.overrides, path) is None:
+            note = f"a path of Windows; --{path}=PATH names the one of this machine"
     if not values:
         return Disposition.AUTOMATIC, Line(name, shown, is_given, note=note)
     return Disposition.WRITTEN, Line(name, shown, is_given, values, note)
@@ -419,6 +423,10 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Disposition, Line]:
 
 _SECRET = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key|webhook\w*)$")
 """In the names of options whose values are never shown, known or not."""
+
+
+_OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
+"""The begin of a path there: a drive or a share."""
 
 
 def _is_off(value: object, off: tuple[object, ...]) -> bool:
