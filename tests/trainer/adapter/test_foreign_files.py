@@ -177,7 +177,7 @@ def test_a_layer_of_another_shape_is_left_out_with_the_option(
     assert main([*arguments, str(output)]) == EXIT_USAGE
     assert "img_in is [64, 128]; in" in capsys.readouterr().err
     assert main([*arguments, str(output), "--skip-unknown"]) == EXIT_OK
-    assert "1 layers left out: img_in is [64, 128]; in" in capsys.readouterr().out
+    assert "1 layer left out: img_in is [64, 128]; in" in capsys.readouterr().out
     found = load_file(output)
     assert torch.equal(found["img_in.weight"], WEIGHTS["img_in.weight"])
     assert torch.allclose(found["txt_in.weight"], file.updated["txt_in.weight"], atol=1e-5)
@@ -255,10 +255,11 @@ def test_a_merge_without_a_layer_that_fits_is_refused_with_the_option_too(
         (modules[0] | modules[1], "double_blocks.9.img_attn.proj is [64, 64]; in"),
     ):
         save_file(tensors, source)
-        arguments = [str(weights), str(source), "--skip-unknown", "--output", str(tmp_path / "out")]
+        output = tmp_path / "out.safetensors"
+        arguments = [str(weights), str(source), "--skip-unknown", "--output", str(output)]
         assert main(["adapter", "merge", *arguments]) == EXIT_USAGE
         assert f"{source}: {says}" in capsys.readouterr().err
-        assert not (tmp_path / "out").exists()
+        assert not output.exists()
 
 
 NAME = "lora_unet_double_blocks_0_img_attn_qkv"

@@ -191,8 +191,10 @@ BAD = [
     (["info", "F"], NO_RUN),
     (["convert", "F", "--output", "x.safetensors"], NO_RUN),
     (["resize", "F", "--rank", "4", "--output", "x.safetensors"], NO_RUN),
-    (["merge", "W", "F", "--output", "x"], NO_RUN),
-    (["merge", "S", "S", "--output", "x"], "neither BFL's nor diffusers' FLUX transformer"),
+    (["merge", "W", "S", "--output", "x.ckpt"], "must end in .safetensors"),
+    (["merge", "W", "S", "--to", "diffusers", "--output", "x.safetensors"], "is a folder with --to=d"),
+    (["merge", "W", "F", "--output", "x.safetensors"], NO_RUN),
+    (["merge", "S", "S", "--output", "x.safetensors"], "neither BFL's nor diffusers' FLUX transformer"),
 ]  # fmt: skip
 
 
@@ -226,14 +228,12 @@ def test_a_read_only_file_system_is_told_in_a_line(
     for name in ("mkdir", "unlink"):  # there, both fail for a path that does not exist, too
         monkeypatch.setattr(Path, name, refuse)
     weights, style = folder / "weights.safetensors", folder / "style.safetensors"
+    output = str(tmp_path / ("out.safetensors" if layout == "bfl" else "out"))
     for command in (["adapter", "merge", weights, style], ["export", weights]):
-        given = [*map(str, command), "--to", layout, "--output", str(tmp_path / "out")]
+        given = [*map(str, command), "--to", layout, "--output", output]
         assert main(given) == EXIT_STORAGE
         error = capsys.readouterr().err.splitlines()[-1]
-        assert (
-            error
-            == f"fluxtrain: error: {tmp_path / 'out'}: cannot be written (Read-only file system)"
-        )
+        assert error == f"fluxtrain: error: {output}: cannot be written (Read-only file system)"
 
 
 def test_an_adapter_of_another_model_is_not_merged(
@@ -244,7 +244,7 @@ def test_an_adapter_of_another_model_is_not_merged(
     tensors = {f"{each.name}.{n}": torch.ones(s) for each in layers for n, s in each.shapes.items()}
     path = tmp_path / "other.safetensors"
     write_adapter(path, trained_adapter(layers, tensors), "kohya", torch.float32)
-    weights, output = folder / "weights.safetensors", tmp_path / "merged"
+    weights, output = folder / "weights.safetensors", tmp_path / "merged.safetensors"
     assert (
         main(["adapter", "merge", str(weights), str(path), "--output", str(output)]) == EXIT_USAGE
     )

@@ -311,9 +311,18 @@ def test_pickles_and_empty_folders_are_refused(
     (tmp_path / "dcp").mkdir()
     (tmp_path / "dcp" / ".metadata").write_bytes(b"\x80\x04.")
     for name, message in (("empty", "no *.safetensors"), ("dcp", "a pickle"), ("none", "missing")):
-        code = main(["import", str(tmp_path / name), "--output", str(tmp_path / "out")])
+        output = str(tmp_path / "out.safetensors")
+        code = main(["import", str(tmp_path / name), "--output", output])
         assert code == EXIT_USAGE
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_a_file_of_another_suffix_is_refused_before_anything_is_read(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "none", "--output", "a.ckpt"]) == EXIT_USAGE
+    assert "--output: got 'a.ckpt'; must end in .safetensors" in capsys.readouterr().err
 
 
 def test_an_existing_file_is_not_overwritten(

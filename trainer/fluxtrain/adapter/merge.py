@@ -18,7 +18,7 @@ from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip, linear_layers
 from fluxtrain.parallel.distributed import World
-from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.progress import Alive, counted
 from fluxtrain.weights.reader import Weights, require_complete
 
 
@@ -48,7 +48,7 @@ class MergedWeights:
                 raise DataError(f"{file.path}: {named(misfits, 1)}{text}")
             if misfits:
                 self.skipped.append(
-                    f"{file.path}: {len(misfits)} layers left out: {named(misfits)}"
+                    f"{file.path}: {counted(len(misfits), 'layer')} left out: {named(misfits)}"
                 )
 
     def verify(self, world: World, alive: Alive) -> None:

@@ -341,10 +341,11 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     yield from _folders(found)
     yield _sizes(found, config)
     schedule, samples = config.schedule, sum(check.samples.values())
-    epochs = schedule.epochs or check.steps / check.steps_per_epoch
+    epochs, each = schedule.epochs or check.steps / check.steps_per_epoch, check.steps_per_epoch
     yield (
-        f"an epoch: {counted(samples, 'sample')}, {check.steps_per_epoch:.4g} steps of "
-        f"{schedule.global_batch_size}; the run: {check.steps:,} steps, {epochs:.4g} epochs"
+        f"an epoch: {counted(samples, 'sample')}, {each:.4g} step{'s' * (each != 1)} of "
+        f"{schedule.global_batch_size}; the run: {counted(check.steps, 'step')}, "
+        f"{epochs:.4g} epoch{'s' * (epochs != 1)}"
     )
     if check.held_out:
         yield f"held out for the evaluation: {counted(check.held_out, 'picture')}, at eight timesteps each"

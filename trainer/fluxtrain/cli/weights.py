@@ -19,6 +19,7 @@ from fluxtrain.cli.arguments import (
     whole_number,
 )
 from fluxtrain.errors import EXIT_OK, ConfigError, DataError, one_line
+from fluxtrain.runtime.progress import counted
 
 if TYPE_CHECKING:
     from fluxtrain.adapter.file import AdapterFile
@@ -50,12 +51,9 @@ def export(arguments: argparse.Namespace) -> int:
     from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.adapter.opening import open_adapter, open_model
     from fluxtrain.runtime.progress_bar import ProgressBar
-    from fluxtrain.weights.writer import DTYPES, LAYOUTS, write_weights
+    from fluxtrain.weights.writer import DTYPES, write_weights
 
-    if arguments.to not in LAYOUTS:
-        raise ConfigError("--to", arguments.to, f"must be one of {', '.join(LAYOUTS)}")
-    if arguments.dtype not in DTYPES:
-        raise ConfigError("--dtype", arguments.dtype, f"must be one of {', '.join(DTYPES)}")
+    _check_weights_target(arguments)
     strength = strength_of(arguments)
     weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
     if arguments.adapter:
@@ -195,11 +193,10 @@ def _merge(arguments: argparse.Namespace) -> int:
     """Write a model's weights plus adapters, and verify what was written."""
     from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.runtime.progress_bar import ProgressBar
-    from fluxtrain.weights import LAYOUTS, open_weights, write_weights
+    from fluxtrain.weights import open_weights, write_weights
     from fluxtrain.weights.writer import DTYPES
 
-    _require("--to", arguments.to, LAYOUTS)
-    _require("--dtype", arguments.dtype, DTYPES)
+    _check_weights_target(arguments)
     files = [_open(source, arguments.skip_unknown) for source in arguments.sources]
     for file in files:
         _print_ignored(file)
@@ -258,9 +255,23 @@ def _check_target(arguments: argparse.Namespace) -> None:
         _require("--dtype", arguments.dtype, DTYPES)
     if "rank" in arguments and not 1 <= arguments.rank <= 1024:
         raise ConfigError("--rank", arguments.rank, "must be between 1 and 1024")
-    output = arguments.output
-    if output.suffix != ".safetensors":
-        raise ConfigError("--output", str(output), "must end in .safetensors")
+    _check_output(arguments.output)
+
+
+def _check_weights_target(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError, before anything is read, for weights that cannot be written."""
+    from fluxtrain.weights.writer import DTYPES, LAYOUTS
+
+    _require("--to", arguments.to, LAYOUTS)
+    _require("--dtype", arguments.dtype, DTYPES)
+    _check_output(arguments.output, is_folder=arguments.to == "diffusers")
+
+
+def _check_output(output: Path, is_folder: bool = False) -> None:
+    if is_folder == (output.suffix == ".safetensors"):
+        text = "is a folder with --to=diffusers: name it without .safetensors"
+        text = text if is_folder else "must end in .safetensors"
+        raise ConfigError("--output", str(output), text)
     if output.exists():
         raise ConfigError("--output", str(output), "exists already; remove it or name another")
 
@@ -308,5 +319,5 @@ def _push(arguments: argparse.Namespace) -> int:
         print(f"{run / CARD_FILE}: the card; nothing was sent. Without --dry-run: {names}")
         return EXIT_OK
     address = push(found.files(), card, arguments.repo, arguments.public)
-    print(f"{address}: {found.file}, {len(found.images)} samples and the card")
+    print(f"{address}: {found.file}, {counted(len(found.images), 'sample')} and the card")
     return EXIT_OK

@@ -29,7 +29,7 @@ from fluxtrain.data.sources import PARTS, Pictures, Sources, open_sources
 from fluxtrain.encode.clip import add_token_ids
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.progress import Alive, counted
 
 CACHE_PICTURES = "fluxtrain.picture_cache.stage:cache_pictures"
 CHECK_PICTURES = "fluxtrain.picture_cache.stage:check_pictures"
@@ -85,7 +85,8 @@ def with_steps(config: RunConfig, sources: Sources, world: World) -> RunConfig:
     if schedule.epochs is None:
         return config
     steps = training_order(config, sources.train).batches(schedule.epochs)
-    text = f"{schedule.epochs} epochs of {len(sources.train):,} samples are {steps:,} steps"
+    samples, are = counted(len(sources.train), "sample"), "is" if schedule.epochs == 1 else "are"
+    text = f"{counted(schedule.epochs, 'epoch')} of {samples} {are} {counted(steps, 'step')}"
     if world.is_main:
         print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
     schedule = schedule.model_copy(update={"steps": steps})

@@ -89,6 +89,8 @@ def test_it_says_what_is_used_changed_and_left_out(
         "  i.heic: .heic is not read; convert it to PNG, JPEG or WebP",
         f"contact sheet: {folder.parent / 'sheet.png'}",
     ]
+    assert check(folder, "--schedule.epochs=1") == 0
+    assert "; the run: 15 steps, 1 epoch\n" in capsys.readouterr().out
 
 
 def test_captions_that_are_cut_or_not_read_are_named(
