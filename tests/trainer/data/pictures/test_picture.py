@@ -312,6 +312,18 @@ def test_rows_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
     assert left_out == {"CAF\u00c9.png": f"{SIMILAR} cafe\u0301.png, whose caption it has"}
 
 
+def test_rows_may_begin_with_the_name_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "cats/cats").mkdir(parents=True)
+    png = encoded(halves(), "PNG")
+    pictures = {"a.png": png, "b.png": png, "cats/c.png": png}
+    names = ("a.png", "cats/b.png", "cats/c.png", "cats/a.png")
+    rows = jsonl([{"file_name": name, "text": name} for name in names])
+    folder = write(tmp_path / "cats", **pictures, **{"metadata.jsonl": rows})
+    taken = {"a.png": "a.png", "b.png": "cats/b.png", "cats/c.png": "cats/c.png"}
+    assert captions(folder) == taken
+    assert list(list_pictures(folder).skipped) == ["cats/a.png"]
+
+
 def test_json_beside_a_picture_has_its_caption(tmp_path: Path) -> None:
     png = encoded(halves(), "PNG")
     sidecars = {

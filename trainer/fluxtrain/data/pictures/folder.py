@@ -110,8 +110,11 @@ def list_pictures(
     seen = (name for name in absent if not _is_below_hidden(name))
     names = sorted({*tree.names, *seen}, key=in_order)
     unused = _unused_texts(names)
-    same = similar(names, captions.keys() - {*names})
-    captions = {same.get(name, name): text for name, text in captions.items()}
+    listed, own = {*names}, f"{folder.resolve().name}/"  # with which rows may begin too
+    free, others = listed - captions.keys(), captions.keys() - listed
+    short = {row: name for row in others if (name := row.removeprefix(own)) in free}
+    same = similar(names, others - short.keys())
+    captions = {(short | same).get(row, row): text for row, text in captions.items()}
     beside = _similar_texts(folder, names, unused)
     pictures, skipped = _pictures(folder, names, captions, root, absent, encoding, beside)
     skipped, left_out = tree.skipped | skipped, tree.left_out | unused
@@ -122,7 +125,9 @@ def list_pictures(
             kind, why = (left_out, "left out") if _is_below_hidden(name) else (skipped, "missing")
             kind[name] = f"row {number} of the metadata file names it, but it is {why}"
     if not pictures and not skipped and not may_be_empty:
-        raise DataError(f"{folder}: holds no pictures ({', '.join(SUFFIXES)}){hint}")
+        raise DataError(
+            f"{folder}: holds no pictures ({', '.join(SUFFIXES)}); put some there{hint}"
+        )
     return Listing(folder, pictures, dict(sorted(skipped.items())), dict(sorted(left_out.items())))
 
 
@@ -387,10 +392,7 @@ _HEAD_BYTES = 1024
 
 
 def is_contact_sheet(path: Path) -> bool:
-    """Return whether the file ``path`` has the MARK; nothing is decoded.
-
-    Raises OSError if it is unreadable.
-    """
+    """Return whether the file ``path`` has the MARK; nothing is decoded. OSError if it is unreadable."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
