@@ -250,6 +250,7 @@ def test_a_folder_and_bare_fields_lead_to_a_file(
         ("micor.yaml", "micor.yaml: cannot be read (No such file or directory); did you mean micro.yaml?"),
         ("demo.yml", "(No such file or directory); did you mean examples/demo.yaml?"),
         ("my-cats", "(No such file or directory); of a folder of pictures, fluxtrain init FOLDER"),
+        ("a.safetensors", "to train, and fluxtrain sample a.safetensors makes images with them"),
         ("a.png", "a.png: is a picture; fluxtrain init . writes a file for its folder"),
         ("cats/b.JPG", "b.JPG: is a picture; fluxtrain init cats writes a file for its folder"),
     ],

@@ -143,6 +143,10 @@ def open_weights(path: Path) -> Weights:
         if not files:
             raise DataError(f"{path}: no *.safetensors file and no complete checkpoint is here")
         return _open_files(path, files)
+    if path.suffix in (".yaml", ".yml"):
+        raise DataError(
+            f"{path}: holds no weights; name the output folder of its run, such as runs/NAME"
+        )
     if not path.is_file():
         raise DataError(f"{path}: missing")
     return _open_files(path, [path])

@@ -87,6 +87,10 @@ def load_job(path: Path) -> FluxTraining:
     if (mimetypes.guess_type(path.name)[0] or "").startswith("image/"):
         text = f"is a picture; fluxtrain init {shlex.quote(str(path.parent))} writes a file for its folder"
         raise ConfigError(str(path), UNSET, text)
+    if path.suffix == ".safetensors":
+        text = "holds weights; spec.run.initial_weights of a FluxTraining names them to train, and "
+        text += f"fluxtrain sample {shlex.quote(str(path))} makes images with them"
+        raise ConfigError(str(path), UNSET, text)
     if not path.exists():
         text = f"cannot be read (No such file or directory){_instead(path)}"
         raise ConfigError(str(path), UNSET, text)
