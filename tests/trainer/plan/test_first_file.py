@@ -314,6 +314,10 @@ def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
     assert "micro batch 4 (found, " in ran.stderr
     steps = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert steps[-1]["step"] == 15, "six pictures, ten times, in batches of four"
+    words = "--prompt=a cat", "--output=images", "--models=."
+    sampled = fluxtrain("sample", "runs/cats", *words, "--sampling.num_steps=1")
+    assert sampled.returncode == EXIT_OK, sampled.stderr
+    assert (here / "images/samples/0000.png").exists()
 
 
 @pytest.mark.slow

@@ -122,6 +122,7 @@ def test_user_errors_are_raised_before_sampling(
         ([weights, "--prompts", str(tmp_path / "none.txt"), *output], "none.txt: cannot be read"),
         ([str(tmp_path / "none"), "--prompt=x", *output], "missing"),
         ([weights, "--prompt=x", *output, *FLAGS], "the encoders need it"),
+        ([weights, "--prompt=x", *output, *FLAGS, "--preset=dev-lora"], "the encoders need it"),
         ([weights, "--prompt=x", *output, "--strength=2"], "--strength: got 2.0; needs --adapter"),
         ([weights, "--prompt=x", *output, "--sampling.num_steps=0"], "sampling.num_steps"),
     ]

@@ -81,6 +81,7 @@ def action(arguments: argparse.Namespace) -> int:
     run: dict[str, Any] = {
         **_settings(arguments, model.guidance_embed),
         "task": "sample",
+        "adapter": None,  # a preset of LoRAs has one; their file is part of the weights
         "model": model.model_dump(mode="json") | _condition(arguments, model),
         "initial_weights": str(arguments.weights.resolve()),
         "added_adapters": added_adapters(arguments),
