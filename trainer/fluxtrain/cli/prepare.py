@@ -104,7 +104,7 @@ def fetch_missing(
     if config.encoders.text == "minilm":  # the demo's, which nobody publishes
         if missing := missing_models(config, models):
             text = f"not in {models}: {', '.join(missing)}"
-            raise DataError(f"{text}; {next_step(config.encoders)}")
+            raise DataError(f"{text}; {next_step(config)}")
         return
     try:
         missing = fetch_models(config, models, published, wait_seconds)

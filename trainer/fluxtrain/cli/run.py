@@ -482,7 +482,7 @@ def _next_steps(
     data, models = (given_root(arguments, kind) for kind in ("data", "models"))
     missing = missing_models(config, arguments.models)
     if missing and config.encoders.text == "minilm":
-        yield f"  fetch  {', '.join(missing)}: {next_step(config.encoders)}"
+        yield f"  fetch  {', '.join(missing)}: {next_step(config)}"
     elif missing:
         licence = f"the licence of {published_place(config.model).rpartition('/')[2]}"
         yield f"  fetch  fluxtrain fetch {given}{models}"

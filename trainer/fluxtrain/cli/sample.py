@@ -31,6 +31,13 @@ _OF_THE_RUN = {
     "sampling": ("num_steps", "time_shift", "cfg_scale", "guidance"),
 }
 """Settings of a run that images of its weights have too."""
+_MEANT = {
+    **dict.fromkeys(("steps", "num_steps", "num_inference_steps"), "--sampling.num_steps=N"),
+    **dict.fromkeys(("width", "height", "size"), "the size in the prompt: 'TEXT --w 768 --h 512'"),
+    **dict.fromkeys(("guidance", "guidance_scale"), "--sampling.guidance=SCALE"),
+    **dict.fromkeys(("lora", "lora_path", "lora_weights"), "--adapter FILE"),
+}
+"""Options of other tools, and what is given here."""
 
 
 def add(commands: Commands) -> None:
@@ -72,6 +79,10 @@ def action(arguments: argparse.Namespace) -> int:
 
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
+    for given in arguments.overrides:
+        name = given.partition("=")[0]
+        if meant := _MEANT.get(name.removeprefix("--").replace("-", "_")):
+            raise ConfigError(name, UNSET, f"is another tool's option; give {meant}")
     if not arguments.prompt and arguments.prompts is None:
         raise ConfigError("--prompt", UNSET, "give at least one, or --prompts FILE")
     paths = RunPaths(

@@ -124,17 +124,21 @@ def wanted_models(config: RunConfig) -> list[str]:
     given = [config.initial_weights, *(adapter.path for adapter in config.added_adapters)]
     given += [config.adapter.initial] if config.adapter else []
     wanted = [str(path) for path in given if path is not None]
-    if config.data.source == "images" or config.data.images or config.sampling.is_on:
+    samples = config.sampling.is_on or config.task == "sample"
+    if config.data.source == "images" or config.data.images or samples:
         has_prompts = config.sampling.prompts or config.sampling.prompt_file
         with_text = config.data.source == "images" or config.data.images or has_prompts
         wanted += _files(config.encoders, bool(with_text))
     return wanted
 
 
-def next_step(encoders: EncodersConfig) -> str:
-    """Return what makes or gets missing models of a run with ``encoders``, for people."""
-    if encoders.text == "minilm":
+def next_step(config: RunConfig) -> str:
+    """Return what makes or gets missing models of a run of ``config``, for people."""
+    if config.encoders.text == "minilm":
         return "`make run`, or `fluxtrain prepare openmoji` and a run of examples/openmoji.yaml, makes them"
+    if config.task == "sample":
+        place = "hf://black-forest-labs/FLUX.1-schnell"
+        return f"`fluxtrain prepare encoders --from {place} --output DIR` gets them; --models names DIR"
     return "`fluxtrain fetch` with this file gets what FLUX.1's publisher has of them"
 
 

@@ -378,7 +378,7 @@ def check_before_starting(config: RunConfig, paths: RunPaths, rank_counts: Seque
     except DataError as error:
         if not (missing := missing_models(config, paths.models)):
             raise
-        text = f"not in {paths.models}: {', '.join(missing)}; {next_step(config.encoders)}"
+        text = f"not in {paths.models}: {', '.join(missing)}; {next_step(config)}"
         raise DataError(f"{error}; {text}") from None
     stop = serve(
         CollectorRegistry(), Progress(), paths.metrics_address, config.logging.metrics_port
