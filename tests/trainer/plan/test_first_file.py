@@ -181,9 +181,17 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--gpu=rtx1"], "--gpu: got 'rtx1'; known: MI250X, "),
         (["cats", "--gpu=Radeon RX 7900 XTX"], "; did you mean RX 7900 XTX? known: MI250X, "),
         (["cats", "--gpu=4090"], "; did you mean RTX 4090? known: MI250X, "),
+        (
+            ["cats", "--gpu=CPU"],
+            "--gpu: got 'CPU'; is no GPU; --base=demo, the model of `make run`, tra",
+        ),
+        (["cats", "--gpu=2xMI300X"], "must be one model: --gpu=mi300x --gpus-per-node=2"),
+        (["cats", "--gpu=h100", "--name=x"], "; set metadata.name in the file that init writes"),
+        (["job.yaml"], "'job.yaml'; is a FluxTraining already: fluxtrain run job.yaml trains it"),
         (["cats", "--gpu=h100"], "--trigger: no picture has a caption: give a word"),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),
+        (["none", "--gpu=h100"], "); put some there"),
         (["t.zip"], "PICTURES: got 't.zip'; is an archive; unpack it, and name its folder"),
         (["t.tar.gz"], "PICTURES: got 't.tar.gz'; is an archive; unpack it, and name its folder"),
         (["cats/1.png"], "PICTURES: got 'cats/1.png'; is one picture; name its folder"),
@@ -244,6 +252,7 @@ def test_what_is_missing_is_said(
     for name in ("target", "masks"):
         (here / "pairs" / name).mkdir(parents=True)
     (here / "kept.yaml").write_text("mine")
+    (here / "job.yaml").write_text("kind: FluxTraining")
     for name in ("t.zip", "t.tar.gz"):
         (here / name).write_bytes(b"x")
     bad = write_pictures(here / "bad", captions=4)

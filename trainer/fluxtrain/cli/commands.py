@@ -107,6 +107,8 @@ def _meant(parser: argparse.ArgumentParser, command: str, given: str) -> str:
     options = choices[command]._option_string_actions
     if begun := [each for each in options if each.startswith(name)]:
         return f"; did you mean {begun[0]}?"
+    if command == "init" and name == "--name":
+        return "; set metadata.name in the file that init writes"
     if command == "init" and (fields := meant_fields(name[2:], RunConfig)):
         field = fields[0].replace("schedule.steps", "schedule.epochs")  # which the file has
         return f"; set spec.run.{field} in the file that init writes"

@@ -441,14 +441,16 @@ def _pictures(arguments: argparse.Namespace) -> tuple[Path, str]:
     if ":/" in str(given):  # a path has lost a slash of an address
         text = "is an address: download its pictures and name their folder, or set "
         text += "spec.run.data.images of a file to it: fluxtrain fetch FILE fetches them"
+    elif _is_job(given):
+        text = f"is a FluxTraining already: fluxtrain run {shlex.quote(str(given))} trains it"
     elif given.exists():
         text = no_folder(given)
     raise ConfigError("PICTURES", str(given).replace(":/", "://", 1), text)
 
 
 def _machine(arguments: argparse.Namespace, base: Base) -> Machine:
-    from fluxtrain.plan.first_file import Machine, gpu_here
-    from fluxtrain.runtime.devices import find_gpu, num_visible
+    from fluxtrain.plan.first_file import Machine, gpu_here, named_gpu
+    from fluxtrain.runtime.devices import num_visible
 
     if base.on_cpu:
         for option, given in (
@@ -460,7 +462,7 @@ def _machine(arguments: argparse.Namespace, base: Base) -> Machine:
         if arguments.nodes != 1:
             raise ConfigError("--nodes", arguments.nodes, f"must be 1 with --base={arguments.base}")
         return Machine.without_gpu()
-    gpu = find_gpu(arguments.gpu) if arguments.gpu else gpu_here()
+    gpu = named_gpu(arguments.gpu) if arguments.gpu else gpu_here()
     given = arguments.gpus_per_node
     per_node = given if given is not None else 1 if arguments.gpu else num_visible()
     for option, count, most in (

@@ -22,7 +22,15 @@ from fluxtrain.errors import UNSET, ConfigError
 from fluxtrain.model.cost import host_sizes
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.table import duration, gib
-from fluxtrain.runtime.devices import GPUS, Gpu, find_device, missing_gpus, num_visible, plain
+from fluxtrain.runtime.devices import (
+    GPUS,
+    Gpu,
+    find_device,
+    find_gpu,
+    missing_gpus,
+    num_visible,
+    plain,
+)
 from fluxtrain.runtime.progress import binary, counted
 from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.train.micro_batch import Room, settle_micro_batch, step_memory
@@ -190,6 +198,17 @@ def gpu_here() -> Gpu:
     known = find_device(smallest.name)
     peaks = (known.peak_flops, known.fp8_flops) if known else (0.0, None)
     return Gpu(known.name if known else smallest.name, *peaks, int(smallest.total_memory))
+
+
+def named_gpu(name: str) -> Gpu:
+    """Return the GPU model ``name``; raise ConfigError if it is none, such as a CPU or several."""
+    if plain(name) == "cpu":
+        text = "is no GPU; --base=demo, the model of `make run`, trains on a CPU"
+        raise ConfigError("--gpu", name, text)
+    if (several := re.fullmatch(r"(\d+)[x*×](.+)", plain(name))) and several[2] in map(plain, GPUS):
+        text = f"must be one model: --gpu={several[2]} --gpus-per-node={several[1]}"
+        raise ConfigError("--gpu", name, text)
+    return find_gpu(name)
 
 
 def _known() -> str:
