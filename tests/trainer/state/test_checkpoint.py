@@ -20,6 +20,7 @@ from fluxtrain.state import checkpoint, run_state
 from fluxtrain.state.checkpoint import Checkpoints
 from fluxtrain.state.folder import CheckpointFolder
 from fluxtrain.state.run_state import RunState, claim
+from fluxtrain.state.staging import State
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,7 +36,7 @@ def make_config(**checkpoints: object) -> RunConfig:
     return resolve({"preset": "micro", "checkpoint": {"keep": 2, **checkpoints}})
 
 
-def make_state(config: RunConfig, seed: int = 0) -> checkpoint.State:
+def make_state(config: RunConfig, seed: int = 0) -> State:
     model = initialised(config.model, seed)
     return checkpoint.training_state(model, make_optimizer(model, config.optim))
 
