@@ -21,6 +21,7 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
 from fluxtrain.model.kernels import use_kernels
 from fluxtrain.parallel.compile import compile_module
+from fluxtrain.parallel.parallelize import WeightScaling
 
 BATCH, IMAGE, TEXT = 32, 256, 256
 MODEL = ModelConfig(depth=1, depth_single_blocks=1)
@@ -82,6 +83,7 @@ def generate(kind: str, fp8: str | None, *, own: bool) -> Code:
         for module in block.modules():
             for name, parameter in module._parameters.items():
                 module._parameters[name] = nn.Parameter(_new(*parameter.shape))
+        WeightScaling(block, torch.bfloat16)
         width = MODEL.hidden_size
         lengths = [IMAGE, TEXT] if kind == "double" else [IMAGE + TEXT]
         streams = [_new(BATCH, n, width).requires_grad_() for n in lengths]

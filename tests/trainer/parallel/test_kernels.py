@@ -129,7 +129,7 @@ def test_kernels_tell_the_largest_value_of_a_gradient_to_the_bit(
 
     monkeypatch.setattr(fp8, "rounded", noting)
     gradients(resolve(merge_all(RUN, LAYERS["fp8 tensorwise"])), World.alone(), ["blocks"])
-    assert len(told) == 2 + 2 * 4, "all layers of a single and of a double block"
+    assert len(told) == 3 * (2 + 2 * 4), "all layers of both blocks: gradients, weights twice"
     assert all(largest.equal(expected) for largest, expected in told)
     x, bad = torch.ones(1, 9, 32), torch.ones(1, 9, 32)
     bad[0, 7, 5] = torch.inf

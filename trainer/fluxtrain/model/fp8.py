@@ -1,7 +1,8 @@
 """The blocks' linear layers with their three matrix products in fp8.
 
 Weights stay in the compute dtype, in which FSDP2 gathers them; each product rounds its two factors, with
-scales of their largest values (dynamic scaling). Modulations, embeddings and the last layer are no fp8.
+scales of their largest values (dynamic scaling). With one scale a tensor those of weights are found once a
+step (`parallel.parallelize.WeightScaling`). Modulations, embeddings and the last layer are no fp8.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def scaled_mm(
 class _Product(torch.autograd.Function):
     """Values (tokens x in) times weights (out x in), transposed, plus a bias; and the gradients' products.
 
+    ``largest`` is the weights' largest absolute value if known, in float32, for the recipe tensorwise.
     Also returns a float32 zero. If ``is_told``, its gradient is the largest absolute value of the other's.
     """
 
@@ -113,15 +115,19 @@ class _Product(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
+        largest: Tensor | None,
         recipe: Recipe,
         dialect: Dialect,
         is_told: bool,
     ) -> tuple[Float[Tensor, "tokens out"], Tensor]:
         ctx.recipe, ctx.dialect, ctx.is_told = recipe, dialect, is_told
         dim = None if recipe == "tensorwise" else 1
-        left, right = rounded(x, dialect.forward, dim), rounded(weight, dialect.forward, dim)
+        if dim is None and largest is None:
+            largest = weight.float().abs().amax()
+        left = rounded(x, dialect.forward, dim)
+        right = rounded(weight, dialect.forward, dim, largest)
         # with one scale the gradient of the weights needs the same rounded values: half the memory
-        ctx.save_for_backward(weight, *(left if dim is None else (x,)))
+        ctx.save_for_backward(weight, *((largest, *left) if dim is None else (x,)))
         y = product(left, _transposed(right), x.dtype, fast=True, bias=bias)
         return y, x.new_zeros((), dtype=torch.float32)
 
@@ -131,13 +137,15 @@ class _Product(torch.autograd.Function):
         forward, gradient = ctx.dialect
         if ctx.recipe == "tensorwise":
             left = rounded(g, gradient, None, largest if ctx.is_told else None)
-            values = Rounded(*saved)
-            right, above = rounded(weight, forward, None), _transposed(left)
+            of_weight, *of_values = saved
+            values = Rounded(*of_values)
+            right, above = rounded(weight, forward, None, of_weight), _transposed(left)
         else:  # a scale for each slice of the dimension that is summed over
             left, values = rounded(g, forward, 1), rounded(saved[0], forward, 0)
             right, above = rounded(weight, forward, 0), _transposed(rounded(g, forward, 0))
         grad_x, grad_weight = product(left, right, g.dtype), product(above, values, weight.dtype)
-        return grad_x, grad_weight, g.sum(0) if ctx.needs_input_grad[2] else None, None, None, None
+        grad_bias = g.sum(0) if ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 def _transposed(matrix: Rounded) -> Rounded:
@@ -149,6 +157,8 @@ class Fp8Linear(nn.Linear):
 
     recipe: ClassVar[Recipe]
     dialect: ClassVar[Dialect]
+    largest: Tensor | None = None
+    """Float32, the largest absolute value of the weight; None: each forward pass finds what it needs."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return x weight^T + bias."""
@@ -162,7 +172,7 @@ class Fp8Linear(nn.Linear):
         If ``is_told``, the zero's gradient must be the largest absolute value of the gradient of the output.
         """
         flat = x.reshape(-1, x.shape[-1])
-        inputs = flat, self.weight, bias, self.recipe, self.dialect, is_told
+        inputs = flat, self.weight, bias, self.largest, self.recipe, self.dialect, is_told
         y, told = _Product.apply(*inputs)
         return y.reshape(*x.shape[:-1], -1), told
 

@@ -15,6 +15,7 @@ from fluxtrain.optim.lion import Lion
 from fluxtrain.optim.optimizer import Optimizer
 from fluxtrain.optim.prodigy import Prodigy
 from fluxtrain.optim.schedule_free import ScheduleFreeAdamW
+from fluxtrain.parallel.parallelize import WeightScaling
 
 OPTIMIZERS: Mapping[OptimizerName, type[Optimizer]] = {
     "adamw": AdamW,
@@ -37,15 +38,19 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimizer of all parameters, with its state allocated for loading.
 
-    A ``model`` that is not sharded has the data type ``compute`` afterwards. ``factor_of`` returns the factor
-    of the learning rate of a parameter by its name. Weights in bfloat16 are rounded by ``seed``. A step
+    A ``model`` that is not sharded has the data type ``compute`` afterwards. Its layers in fp8 read the
+    largest values of their weights, which the optimizer keeps up to date. ``factor_of`` returns the factor of
+    the learning rate of a parameter by its name. Weights in bfloat16 are rounded by ``seed``. A step
     ``accumulates`` the gradients of several micro batches. If ``fused``, AdamW has a kernel of Triton.
     """
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     make = OPTIMIZERS[config.name]
     factors = [factor_of(name) for name in trained]
     parameters, names = list(trained.values()), list(trained)
-    return make(parameters, config, compute, factors, names, seed, accumulates, fused)
+    optimizer = make(parameters, config, compute, factors, names, seed, accumulates, fused)
+    optimizer.scale = WeightScaling(model, compute)
+    optimizer.scale()
+    return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

@@ -83,6 +83,8 @@ class Optimizer(torch.optim.Optimizer):
         self._rounded = [
             each.detach() for each in parameters if each.dtype != self.weights[each].dtype
         ]
+        self.scale: Callable[[], None] = lambda: None
+        """Called on every rank after the parameters have other values."""
         self._rounds = False
         """Whether a change of the weights gives the parameters their values too."""
         self._seed, self._step = seed, 0
@@ -122,6 +124,7 @@ class Optimizer(torch.optim.Optimizer):
         self.steps_taken.fill_(steps)
         self._step = steps
         self._round()
+        self.scale()
 
     @torch.no_grad()
     def gradient_norm(self) -> Tensor:
@@ -147,6 +150,7 @@ class Optimizer(torch.optim.Optimizer):
             self._average(self._config.ema_decay, 1 - found_inf)
         if not self._rounds:
             self._round()
+        self.scale()
 
     @property
     def averages(self) -> bool:
@@ -165,10 +169,12 @@ class Optimizer(torch.optim.Optimizer):
             yield
             return
         self._exchange(take_averages)
+        self.scale()
         try:
             yield
         finally:
             self._exchange(give_back)
+            self.scale()
 
     @torch.no_grad()
     def _exchange(self, in_bfloat16: Callable[[list[Tensor], list[Tensor]], None]) -> None:

@@ -48,10 +48,12 @@ class ScheduleFreeAdamW(Optimizer):
         """Give the parameters the weights x inside, to evaluate them."""
         if self._points:
             torch._foreach_copy_(self._points, self._weights)
+        self.scale()
         try:
             yield
         finally:
             self._round()
+            self.scale()
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
         config, taken = self._config, 1 - found_inf

@@ -365,8 +365,17 @@ def sum_over_parts(value: Tensor, tensor: Tensor) -> Tensor:
 
     Each part counts once, however many replicas there are. Every rank must call this.
     """
+    return _reduced(value, tensor, dist.ReduceOp.SUM)
+
+
+def largest_of_parts(values: Tensor, tensor: Tensor) -> Tensor:
+    """Return the largest of each of ``values`` over the parts of ``tensor``, as `sum_over_parts`."""
+    return _reduced(values, tensor, dist.ReduceOp.MAX)
+
+
+def _reduced(value: Tensor, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
     if isinstance(tensor, DTensor):
         group = tensor.device_mesh.get_group("dp_shard")
         if group.size() > 1:
-            dist.all_reduce(value, group=group)
+            dist.all_reduce(value, operation, group)
     return value

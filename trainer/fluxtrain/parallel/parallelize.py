@@ -22,7 +22,7 @@ from fluxtrain.model.clip import ClipShape, ClipText, ClipWeights
 from fluxtrain.model.cost import offloaded_blocks
 from fluxtrain.model.flops import is_recomputed
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.fp8 import stored, use_fp8
+from fluxtrain.model.fp8 import Fp8Linear, stored, use_fp8
 from fluxtrain.model.layers import (
     BLOCKS,
     MAGNITUDE,
@@ -36,7 +36,7 @@ from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magni
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
 from fluxtrain.parallel.compile import compile_blocks, compiles, kernels_on
-from fluxtrain.parallel.distributed import World, local_part, whole_of
+from fluxtrain.parallel.distributed import World, largest_of_parts, local_part, whole_of
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
 
@@ -195,6 +195,36 @@ def free_gathered(model: Flux) -> None:
     for module in (*_parts(model), model):
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+class WeightScaling:
+    """The largest values of the weights in fp8 with one scale a tensor, which their layers read."""
+
+    def __init__(self, model: nn.Module, compute: torch.dtype) -> None:
+        """Give the layers of ``model``, whose passes have weights in ``compute``, zeros to read."""
+        layers = (each for each in model.modules() if isinstance(each, Fp8Linear))
+        self._layers = [each for each in layers if each.recipe == "tensorwise"]
+        self._weights = [layer.weight.detach() for layer in self._layers]
+        self._parts, self._compute = [local_part(weight) for weight in self._weights], compute
+        self._largest = [part.new_zeros((), dtype=torch.float32) for part in self._parts]
+        for layer, largest in zip(self._layers, self._largest, strict=True):
+            layer.largest = largest
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Find those of the weights as they are now; every rank must call this."""
+        if not self._parts:
+            return
+        owned = [index for index, part in enumerate(self._parts) if part.numel() > 0]
+        found = [self._parts[0].new_zeros(())] * len(self._parts)
+        if owned:
+            norms = torch._foreach_norm([self._parts[index] for index in owned], torch.inf)
+            for index, norm in zip(owned, norms, strict=True):
+                found[index] = norm
+        # the largest value, rounded, is that of the rounded ones
+        values = torch.stack(found).to(self._compute).float()
+        values = largest_of_parts(values, self._weights[0])
+        torch._foreach_copy_(self._largest, list(values.unbind()))
 
 
 def observe_waits(model: Flux, times: StepTimes) -> None:

@@ -44,8 +44,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     Blocks, and CLIP if it has adapters, are all-gathered for forward, and again for backward if they were
     resharded, the rest once;
     gradients are reduce-scattered, each rank's shard is all-reduced between replicas (`all_reduces_each`),
-    and the squared norm of all gradients over the shards, and what the optimizer sums. Padding of the shards
-    is sent too.
+    and the squared norm of all gradients over the shards, and what the optimizer sums, and the largest values
+    of weights in fp8 with one scale each. Padding of the shards is sent too.
     """
     counts = count_parameters(config.model, sharding.dp_shard)
     compute, reduce = BYTES[config.precision.compute], BYTES[config.precision.reduce]
@@ -65,6 +65,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     if sharding.dp_shard > 1:
         calls = gathers * (sum(size > 0 for size in blocks) + config.trains_clip) + 1
         sums, sum_bytes = _optimizer_sums(config)
+        scales = _weight_scales(config)
+        sums, sum_bytes = sums + (scales > 0), sum_bytes + _FLOAT32 * scales
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
             Collective("dp_shard", "all_reduce", 1 + sums, _FLOAT32 + sum_bytes),
@@ -81,6 +83,13 @@ def _optimizer_sums(config: RunConfig) -> tuple[int, int]:
     shapes = list(trained_shapes(config))
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
     return 2, _FLOAT32 * (columns + sum(count for _, count in shapes))
+
+
+def _weight_scales(config: RunConfig) -> int:
+    """Return how many layers in fp8 have one scale for their weights."""
+    if config.precision.fp8 != "tensorwise":
+        return 0
+    return 8 * config.model.depth + 2 * config.model.depth_single_blocks
 
 
 def all_reduces_each(config: RunConfig) -> bool:

@@ -1,0 +1,135 @@
+"""The weights' largest values, found once a step on shards, are those that layers in fp8 find themselves."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cluster.free_ports import free_port
+from tests.trainer import ranks
+from tests.trainer.small_runs import merge_all
+from tests.trainer.tiny_model import random_flux
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from fluxtrain import optim
+from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.model.flux import Flux
+from fluxtrain.model.fp8 import OCP, Fp8Linear
+from fluxtrain.model.loss import FlowLoss
+from fluxtrain.optim.optimizer import Optimizer
+from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.parallelize import (
+    DTYPES,
+    WeightScaling,
+    build_model,
+    finish_sharding,
+    free_gathered,
+)
+from fluxtrain.state.checkpoint import training_state
+from fluxtrain.train.loop import synthetic_batch
+
+RUN: dict[str, Any] = {
+    "preset": "micro",
+    "model": {
+        "depth": 1,
+        "depth_single_blocks": 1,
+        "axes_dim": [4, 6, 6],
+        "num_heads": 2,
+        "hidden_size": 32,  # rows that 3 ranks cannot divide evenly
+    },
+    "data": {"latent_size": 6, "text_length": 7},
+    "optim": {"learning_rate": 0.05},
+    "precision": {"compute": "bfloat16", "fp8": "tensorwise"},
+}
+CASES: list[dict[str, Any]] = [
+    {"parallel": {"activation_checkpointing": 1.0}, "optim": {"ema_decay": 0.5}},
+    {"precision": {"weights": "bfloat16"}, "optim": {"ema_decay": 0.5}},
+    {"parallel": {"reshard_after_forward": False}, "optim": {"name": "schedule_free_adamw"}},
+]
+STEPS = 2
+
+
+def layers(model: nn.Module) -> list[Fp8Linear]:
+    return [module for module in model.modules() if isinstance(module, Fp8Linear)]
+
+
+def made(config: RunConfig, world: World, finds_own: bool) -> tuple[Flux, Optimizer]:
+    """Return a model and its optimizer; with ``finds_own`` the layers read no values."""
+    model = build_model(config, world, random_flux(config.model).named_parameters())
+    optimizer = optim.make_optimizer(model, config.optim, DTYPES[config.precision.compute])
+    assert all(layer.largest is not None for layer in layers(model))
+    for layer in layers(model) if finds_own else ():
+        layer.largest = None
+    return model, optimizer
+
+
+def training(config: RunConfig, world: World, finds_own: bool) -> list[Tensor]:
+    """Return the losses of steps and evaluations, and this rank's weights; it resumes in the middle."""
+    model, optimizer = made(config, world, finds_own)
+    batch = synthetic_batch(config, 5, ranks.CPU)
+    generator = torch.Generator().manual_seed(world.rank)
+    for tensor in (batch.mean, batch.noise, batch.txt, batch.vec):
+        tensor.normal_(generator=generator)
+    batch.weights.fill_(1)
+    found = list[Tensor]()
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            model, optimizer = resumed(config, world, finds_own, training_state(model, optimizer))
+        flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
+        losses = flow_loss(batch)
+        torch.autograd.backward(losses.sum())
+        optim.update(optimizer, optimizer.gradient_norm(), 1.0, torch.tensor(optim.NEVER))
+        optimizer.zero_grad()
+        with optimizer.evaluated(), torch.no_grad():
+            found += [losses.detach(), flow_loss(batch)]
+            free_gathered(model)
+    return found + [local_part(each.detach()) for each in model.parameters()]
+
+
+def resumed(
+    config: RunConfig, world: World, finds_own: bool, state: dict[str, Tensor]
+) -> tuple[Flux, Optimizer]:
+    """Return a new model and optimizer with ``state``."""
+    model, optimizer = made(config, world, finds_own)
+    for name, tensor in training_state(model, optimizer).items():
+        local_part(tensor).copy_(local_part(state[name]))
+    optimizer.resume(STEPS // 2)
+    return model, optimizer
+
+
+def compare(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+    ranks.set_environment(world, port)
+    with process_group() as joined:
+        for changes in CASES:
+            case = resolve(merge_all(RUN, changes))
+            own, once = (training(case, joined, finds_own) for finds_own in (True, False))
+            assert len({float(each.sum()) for each in own[: 2 * STEPS]}) > STEPS, "they change"
+            assert all(map(torch.equal, own, once)), changes
+        require_largest(joined)
+
+
+def require_largest(world: World) -> None:
+    """Compare the values of layers whose largest one another rank may have, or all ranks but one."""
+    kind = type("Fp8Linear", (Fp8Linear,), {"recipe": "tensorwise", "dialect": OCP})
+    torch.manual_seed(0)
+    model = nn.Sequential(*(kind(5, rows) for rows in (1, 2, 4, 7)))
+    expected = [layer.weight.detach().bfloat16().abs().amax().float() for layer in layers(model)]
+    if world.size > 1:
+        finish_sharding(fully_shard(model, mesh=world.mesh(1)))
+    WeightScaling(model, torch.bfloat16)()
+    found = [layer.largest for layer in layers(model)]
+    assert found == expected, "numbers of one value each"
+
+
+@pytest.mark.torch_range
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_training_is_the_same_if_layers_find_the_largest_values(tmp_path: Path, size: int) -> None:
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    run = partial(compare, port=free_port())
+    assert ranks.finish(run, resolve(RUN), paths, size) == [0] * size, ranks.output_of(paths)
