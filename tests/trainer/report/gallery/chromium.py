@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -117,7 +119,9 @@ def tab(folder: Path) -> Iterator[Tab]:
         "--remote-debugging-port=0",
         f"--user-data-dir={profile}",
     ]
-    process = subprocess.Popen([installed(), *options, "about:blank"], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [installed(), *options, "about:blank"], stderr=subprocess.DEVNULL, start_new_session=True
+    )
     loop = asyncio.new_event_loop()
     try:
         address = _address(profile / "DevToolsActivePort", process)
@@ -127,7 +131,7 @@ def tab(folder: Path) -> Iterator[Tab]:
         finally:
             loop.run_until_complete(session.close())
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)  # Debian's command is the browser's shell
         process.wait(timeout=_SECONDS)
         loop.close()
 
