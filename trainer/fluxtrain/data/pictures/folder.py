@@ -113,8 +113,8 @@ def list_pictures(
     listed, own = {*names}, f"{folder.resolve().name}/"  # with which rows may begin too
     free, others = listed - captions.keys(), captions.keys() - listed
     short = {row: name for row in others if (name := row.removeprefix(own)) in free}
-    same = similar(names, others - short.keys())
-    captions = {(short | same).get(row, row): text for row, text in captions.items()}
+    same = short | similar(names, others - short.keys())
+    captions = {same.get(row, row): text for row, text in captions.items()}
     beside = _similar_texts(folder, names, unused)
     pictures, skipped = _pictures(folder, names, captions, root, absent, encoding, beside)
     skipped, left_out = tree.skipped | skipped, tree.left_out | unused
@@ -392,7 +392,7 @@ _HEAD_BYTES = 1024
 
 
 def is_contact_sheet(path: Path) -> bool:
-    """Return whether the file ``path`` has the MARK; nothing is decoded. OSError if it is unreadable."""
+    """Return whether the file ``path`` has the MARK; nothing is decoded. Raises OSError if unreadable."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
