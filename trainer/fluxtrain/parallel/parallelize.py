@@ -205,8 +205,10 @@ class WeightScaling:
         layers = (each for each in model.modules() if isinstance(each, Fp8Linear))
         self._layers = [each for each in layers if each.recipe == "tensorwise"]
         self._weights = [layer.weight.detach() for layer in self._layers]
-        self._parts, self._compute = [local_part(weight) for weight in self._weights], compute
+        parts = map(local_part, self._weights)  # in place of none a zero, whose norm exists
+        self._parts = [part if part.numel() else part.new_zeros(1) for part in parts]
         self._largest = [part.new_zeros((), dtype=torch.float32) for part in self._parts]
+        self._compute = compute
         for layer, largest in zip(self._layers, self._largest, strict=True):
             layer.largest = largest
 
@@ -215,14 +217,10 @@ class WeightScaling:
         """Find those of the weights as they are now; every rank must call this."""
         if not self._parts:
             return
-        owned = [index for index, part in enumerate(self._parts) if part.numel() > 0]
-        found = [self._parts[0].new_zeros(())] * len(self._parts)
-        if owned:
-            norms = torch._foreach_norm([self._parts[index] for index in owned], torch.inf)
-            for index, norm in zip(owned, norms, strict=True):
-                found[index] = norm
-        # the largest value, rounded, is that of the rounded ones
-        values = torch.stack(found).to(self._compute).float()
+        found = torch.stack(torch._foreach_norm(self._parts, torch.inf))
+        values = found.to(
+            self._compute
+        ).float()  # the largest value, rounded, is that of the rounded ones
         values = largest_of_parts(values, self._weights[0])
         torch._foreach_copy_(self._largest, list(values.unbind()))
 
