@@ -66,3 +66,8 @@ def test_a_path_of_windows_leads_to_the_one_of_this_machine(
     assert "a path of Windows; --data.images=PATH names the one of" in capsys.readouterr().err
     assert main(["import-config", str(source), "--data.images=toys"]) == EXIT_OK
     assert "of Windows" not in capsys.readouterr().err
+    with source.open("a") as file:
+        file.write(f'network_weights = "{path}"\n')
+    assert main(["import-config", str(source)]) == EXIT_OK
+    both = "a relative path is below --models; a path of Windows; --adapter.initial=PATH names"
+    assert both in capsys.readouterr().err

@@ -415,7 +415,8 @@ def _line(reading: Reading, name: str, row: Option) -> tuple[Disposition, Line]:
     for path, text in values.items():
         is_path = isinstance(text, str) and _OF_WINDOWS.match(text)
         if is_path and value_at(reading.overrides, path) is None:
-            note = f"a path of Windows; --{path}=PATH names the one of this machine"
+            here = f"a path of Windows; --{path}=PATH names the one of this machine"
+            note = f"{note}; {here}" if note else here
     if not values:
         return Disposition.AUTOMATIC, Line(name, shown, is_given, note=note)
     return Disposition.WRITTEN, Line(name, shown, is_given, values, note)
@@ -426,7 +427,7 @@ _SECRET = re.compile(r"(?i)(?:token|secret|password|passwd|api_?key|webhook\w*)$
 
 
 _OF_WINDOWS = re.compile(r"[A-Za-z]:[\\/]|\\\\")
-"""The begin of a path there: a drive or a share."""
+"""The start of a path there: a drive or a share."""
 
 
 def _is_off(value: object, off: tuple[object, ...]) -> bool:
