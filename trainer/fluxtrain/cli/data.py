@@ -341,11 +341,10 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     yield from _folders(found)
     yield _sizes(found, config)
     schedule, samples = config.schedule, sum(check.samples.values())
-    epochs, each = schedule.epochs or check.steps / check.steps_per_epoch, check.steps_per_epoch
+    epochs = float(schedule.epochs or check.steps / check.steps_per_epoch)
     yield (
-        f"an epoch: {counted(samples, 'sample')}, {each:.4g} step{'s' * (each != 1)} of "
-        f"{schedule.global_batch_size}; the run: {counted(check.steps, 'step')}, "
-        f"{epochs:.4g} epoch{'s' * (epochs != 1)}"
+        f"an epoch: {counted(samples, 'sample')}, {counted(float(check.steps_per_epoch), 'step')} of "
+        f"{schedule.global_batch_size}; the run: {counted(check.steps, 'step')}, {counted(epochs, 'epoch')}"
     )
     if check.held_out:
         yield f"held out for the evaluation: {counted(check.held_out, 'picture')}, at eight timesteps each"

@@ -107,9 +107,10 @@ def binary(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.2f} GiB"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return ``count`` with its ``noun``, in the ``plural`` unless it is 1."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """Return ``count``, a float with four digits, with its ``noun``, in the ``plural`` unless it is 1."""
+    shown = f"{count:,}" if isinstance(count, int) else f"{count:.4g}"
+    return f"{shown} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def decimal(number: float, unit: str) -> str:
