@@ -131,7 +131,8 @@ def tab(folder: Path) -> Iterator[Tab]:
         finally:
             loop.run_until_complete(session.close())
     finally:
-        os.killpg(process.pid, signal.SIGTERM)  # Debian's command is the browser's shell
+        if process.poll() is None:  # Debian's command is a script, and the browser its child
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=_SECONDS)
         loop.close()
 
