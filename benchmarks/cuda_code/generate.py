@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.fp8 import use_fp8
+from fluxtrain.model.fp8 import Fp8Linear, use_fp8
 from fluxtrain.model.kernels import use_kernels
 from fluxtrain.parallel.compile import compile_module
 from fluxtrain.parallel.parallelize import WeightScaling
@@ -84,6 +84,9 @@ def generate(kind: str, fp8: str | None, *, own: bool) -> Code:
             for name, parameter in module._parameters.items():
                 module._parameters[name] = nn.Parameter(_new(*parameter.shape))
         WeightScaling(block, torch.bfloat16)
+        for module in block.modules():
+            if isinstance(module, Fp8Linear) and module.recipe == "tensorwise":
+                module.values = torch.empty_like(module.weight, dtype=module.dialect.forward)
         width = MODEL.hidden_size
         lengths = [IMAGE, TEXT] if kind == "double" else [IMAGE + TEXT]
         streams = [_new(BATCH, n, width).requires_grad_() for n in lengths]

@@ -24,8 +24,8 @@ U = 32 * 512 * 3072 * 2
 LIMITS = {
     "bfloat16:single": (52, 18.2),
     "bfloat16:double": (72, 21.2),
-    "tensorwise:single": (77, 14.6),
-    "tensorwise:double": (113, 14.2),
+    "tensorwise:single": (72, 14.6),
+    "tensorwise:double": (104, 14.2),
     "rowwise:single": (86, 14.6),
     "rowwise:double": (128, 14.2),
 }

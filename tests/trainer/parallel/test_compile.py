@@ -110,6 +110,7 @@ COMPILED = [case for case in CASES if case[2]]
 RUNS = [
     *product((case for case in CASES if not case[2]), SIZES),
     *((case, SIZES[number % 2]) for number, case in enumerate(COMPILED)),
+    (CASES[-3], 2),  # weights that are gathered in fp8
 ]
 """Compiled cases have every pair of a precision, a part that is recomputed and a number of ranks."""
 

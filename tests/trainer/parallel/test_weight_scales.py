@@ -1,10 +1,12 @@
-"""The weights' largest values, found once a step on shards, are those that layers in fp8 find themselves."""
+"""Weights in fp8 that are rounded once a step, and gathered so, are those that each pass rounds itself."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tests.trainer import ranks
 from tests.trainer.small_runs import merge_all
 from tests.trainer.tiny_model import random_flux
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from fluxtrain import optim
 from fluxtrain.contract.process import RunPaths
@@ -60,12 +62,13 @@ def layers(model: nn.Module) -> list[Fp8Linear]:
 
 
 def made(config: RunConfig, world: World, finds_own: bool) -> tuple[Flux, Optimizer]:
-    """Return a model and its optimizer; with ``finds_own`` the layers read no values."""
+    """Return a model and its optimizer; with ``finds_own`` each pass gathers and rounds whole weights."""
     model = build_model(config, world, random_flux(config.model).named_parameters())
-    optimizer = optim.make_optimizer(model, config.optim, DTYPES[config.precision.compute])
-    assert all(layer.largest is not None for layer in layers(model))
-    for layer in layers(model) if finds_own else ():
-        layer.largest = None
+    compute = DTYPES[config.precision.compute]
+    scale = nullcontext() if not finds_own else mock.patch.object(optim, "WeightScaling")
+    with scale:
+        optimizer = optim.make_optimizer(model, config.optim, compute)
+    assert all((layer.largest is None) == finds_own for layer in layers(model))
     return model, optimizer
 
 
@@ -89,6 +92,9 @@ def training(config: RunConfig, world: World, finds_own: bool) -> list[Tensor]:
         with optimizer.evaluated(), torch.no_grad():
             found += [losses.detach(), flow_loss(batch)]
             free_gathered(model)
+    is_sharded = isinstance(model, FSDPModule)
+    in_fp8 = [layer.values is not None for layer in layers(model)]
+    assert in_fp8 == [is_sharded and not finds_own] * len(in_fp8)
     return found + [local_part(each.detach()) for each in model.parameters()]
 
 

@@ -64,8 +64,13 @@ def rounded(
     wide, limit = matrix.float(), torch.finfo(dtype).max
     if largest is None:
         largest = wide.abs().amax() if dim is None else wide.abs().amax(dim, keepdim=True)
-    unit = largest.clamp(min=_SMALLEST) / limit
+    unit = unit_of(largest, dtype)
     return Rounded((wide / unit).clamp(-limit, limit).to(dtype), unit)
+
+
+def unit_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the largest value of ``dtype`` stands for, by the ``largest`` absolute value."""
+    return largest.clamp(min=_SMALLEST) / torch.finfo(dtype).max
 
 
 def product(
@@ -105,7 +110,8 @@ def scaled_mm(
 class _Product(torch.autograd.Function):
     """Values (tokens x in) times weights (out x in), transposed, plus a bias; and the gradients' products.
 
-    ``largest`` is the weights' largest absolute value if known, in float32, for the recipe tensorwise.
+    For the recipe tensorwise ``largest`` is the weights' largest absolute value if known, in float32, and
+    ``values`` are the weights if they are rounded: the first tensor has only their gradient then.
     Also returns a float32 zero. If ``is_told``, its gradient is the largest absolute value of the other's.
     """
 
@@ -116,6 +122,7 @@ class _Product(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         largest: Tensor | None,
+        values: Tensor | None,
         recipe: Recipe,
         dialect: Dialect,
         is_told: bool,
@@ -125,27 +132,40 @@ class _Product(torch.autograd.Function):
         if dim is None and largest is None:
             largest = weight.float().abs().amax()
         left = rounded(x, dialect.forward, dim)
-        right = rounded(weight, dialect.forward, dim, largest)
+        right = _rounded_weight(weight, values, dialect.forward, dim, largest)
         # with one scale the gradient of the weights needs the same rounded values: half the memory
-        ctx.save_for_backward(weight, *((largest, *left) if dim is None else (x,)))
+        kept = (values, largest, *left) if dim is None else (values, x)
+        ctx.save_for_backward(weight, *kept)
         y = product(left, _transposed(right), x.dtype, fast=True, bias=bias)
         return y, x.new_zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (g, largest), (weight, *saved) = gradients, ctx.saved_tensors
+        (g, largest), (weight, values, *saved) = gradients, ctx.saved_tensors
         forward, gradient = ctx.dialect
         if ctx.recipe == "tensorwise":
             left = rounded(g, gradient, None, largest if ctx.is_told else None)
-            of_weight, *of_values = saved
-            values = Rounded(*of_values)
-            right, above = rounded(weight, forward, None, of_weight), _transposed(left)
+            of_weight, *of_inputs = saved
+            inputs, above = Rounded(*of_inputs), _transposed(left)
+            right = _rounded_weight(weight, values, forward, None, of_weight)
         else:  # a scale for each slice of the dimension that is summed over
-            left, values = rounded(g, forward, 1), rounded(saved[0], forward, 0)
+            left, inputs = rounded(g, forward, 1), rounded(saved[0], forward, 0)
             right, above = rounded(weight, forward, 0), _transposed(rounded(g, forward, 0))
-        grad_x, grad_weight = product(left, right, g.dtype), product(above, values, weight.dtype)
+        grad_x, grad_weight = product(left, right, g.dtype), product(above, inputs, weight.dtype)
         grad_bias = g.sum(0) if ctx.needs_input_grad[2] else None
-        return grad_x, grad_weight, grad_bias, None, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _rounded_weight(
+    weight: Tensor,
+    values: Tensor | None,
+    dtype: torch.dtype,
+    dim: int | None,
+    largest: Tensor | None,
+) -> Rounded:
+    if values is None or largest is None:
+        return rounded(weight, dtype, dim, largest)
+    return Rounded(values, unit_of(largest, dtype))
 
 
 def _transposed(matrix: Rounded) -> Rounded:
@@ -159,6 +179,8 @@ class Fp8Linear(nn.Linear):
     dialect: ClassVar[Dialect]
     largest: Tensor | None = None
     """Float32, the largest absolute value of the weight; None: each forward pass finds what it needs."""
+    values: Float[Tensor, "out in"] | None = None
+    """The weight in fp8 while it is gathered; None: each pass rounds it."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return x weight^T + bias."""
@@ -172,8 +194,8 @@ class Fp8Linear(nn.Linear):
         If ``is_told``, the zero's gradient must be the largest absolute value of the gradient of the output.
         """
         flat = x.reshape(-1, x.shape[-1])
-        inputs = flat, self.weight, bias, self.largest, self.recipe, self.dialect, is_told
-        y, told = _Product.apply(*inputs)
+        scaling = self.largest, self.values, self.recipe, self.dialect
+        y, told = _Product.apply(flat, self.weight, bias, *scaling, is_told)
         return y.reshape(*x.shape[:-1], -1), told
 
 
@@ -186,9 +208,13 @@ def use_fp8(model: Flux, recipe: Recipe, device: torch.device) -> None:
     fixed = {"recipe": recipe, "dialect": dialect_of(device)}
     kind = type("Fp8Linear", (Fp8Linear,), fixed)
     for name, module in model.named_modules():
-        in_block = name.startswith(BLOCKS)
-        if in_block and name.endswith(tuple(f".{layer}" for layer in _LAYERS)):
+        if is_in_fp8(name):
             module.__class__ = kind
+
+
+def is_in_fp8(name: str) -> bool:
+    """Return whether the layer ``name`` is one that `use_fp8` changes."""
+    return name.startswith(BLOCKS) and name.endswith(tuple(f".{layer}" for layer in _LAYERS))
 
 
 def dialect_of(device: torch.device) -> Dialect:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import prod
 
@@ -17,6 +17,7 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.clip import clip_flops
 from fluxtrain.model.cost import offloaded_blocks
 from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
+from fluxtrain.model.fp8 import is_in_fp8
 from fluxtrain.model.layers import (
     BLOCKS,
     AdaptedLayer,
@@ -83,6 +84,18 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
         counts[entry.name.partition(".")[0]] += padded * prod(columns)
     blocks = [count * (counts.pop(kind),) for kind, count in config.depths.items()]
     return ParameterCounts(sum(blocks, ()), counts.total(), counts["final_layer"])
+
+
+def gathered_in_fp8(config: RunConfig, num_shards: int = 1) -> list[list[int]]:
+    """Return the sizes of the weights of each block that FSDP2 gathers in fp8, padded as above."""
+    sizes = defaultdict[str, list[int]](list)
+    for entry in entries(config.model.one_of_each) if config.precision.fp8 == "tensorwise" else ():
+        layer, _, kind = entry.name.rpartition(".")
+        if kind == "weight" and is_in_fp8(layer):
+            rows, columns = entry.shape
+            padded = -(-rows // num_shards) * num_shards
+            sizes[entry.name.partition(".")[0]].append(padded * columns)
+    return [sizes[kind] for kind, count in config.model.depths.items() for _ in range(count)]
 
 
 def described_parameters(model: nn.Module) -> str:

@@ -311,10 +311,17 @@ def values_before(tensor: Tensor) -> int:
     """Return the number of values of the whole ``tensor`` before this rank's part, which has whole rows."""
     if not isinstance(tensor, DTensor):
         return 0
-    mesh = tensor.device_mesh  # torch's own arithmetic reads tensors, which fake ones do not allow
     rows, *columns = tensor.shape
-    block = -(-rows // mesh.get_group("dp_shard").size())
-    return min(block * mesh.get_local_rank("dp_shard"), rows) * prod(columns)
+    before = rows_of_parts(tensor) * tensor.device_mesh.get_local_rank("dp_shard")
+    return min(before, rows) * prod(columns)
+
+
+def rows_of_parts(tensor: Tensor) -> int:
+    """Return the rows of each part of ``tensor``, but for the last ones."""
+    if not isinstance(tensor, DTensor):
+        return len(tensor)
+    # torch's own arithmetic reads tensors, which fake ones do not allow
+    return -(-len(tensor) // tensor.device_mesh.get_group("dp_shard").size())
 
 
 def whole(tensor: Tensor) -> Tensor:

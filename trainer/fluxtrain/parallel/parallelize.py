@@ -22,7 +22,7 @@ from fluxtrain.model.clip import ClipShape, ClipText, ClipWeights
 from fluxtrain.model.cost import offloaded_blocks
 from fluxtrain.model.flops import is_recomputed
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.fp8 import Fp8Linear, stored, use_fp8
+from fluxtrain.model.fp8 import Fp8Linear, rounded, stored, use_fp8
 from fluxtrain.model.layers import (
     BLOCKS,
     MAGNITUDE,
@@ -36,7 +36,13 @@ from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magni
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
 from fluxtrain.parallel.compile import compile_blocks, compiles, kernels_on
-from fluxtrain.parallel.distributed import World, largest_of_parts, local_part, whole_of
+from fluxtrain.parallel.distributed import (
+    World,
+    largest_of_parts,
+    local_part,
+    rows_of_parts,
+    whole_of,
+)
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
 
@@ -198,7 +204,7 @@ def free_gathered(model: Flux) -> None:
 
 
 class WeightScaling:
-    """The largest values of the weights in fp8 with one scale a tensor, which their layers read."""
+    """The weights in fp8 with one scale a tensor: their largest values, and what FSDP2 gathers of them."""
 
     def __init__(self, model: nn.Module, compute: torch.dtype) -> None:
         """Give the layers of ``model``, whose passes have weights in ``compute``, zeros to read."""
@@ -211,18 +217,74 @@ class WeightScaling:
         self._compute = compute
         for layer, largest in zip(self._layers, self._largest, strict=True):
             layer.largest = largest
+        sharded = [each for each in self._layers if isinstance(each.weight, DTensor)]
+        size = max((layer.weight.numel() for layer in sharded), default=0)
+        room = self._largest[0].new_empty(size, dtype=compute) if sharded else None
+        self._gathered = [_GatheredInFp8(layer, room) for layer in sharded if room is not None]
+        groups = (_group(module) for module in model.modules()) if sharded else ()
+        for parameter in chain.from_iterable(group.fsdp_params for group in groups if group):
+            parameter._init_extensions()  # FSDP2 looks for the methods there, and has looked before
+
+    @property
+    def memory(self) -> list[Tensor]:
+        """Return the tensors of more than one value each."""
+        return [each.rounded for each in self._gathered] + [
+            each.room for each in self._gathered[:1]
+        ]
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Find those of the weights as they are now; every rank must call this."""
+        """Find them for the weights as they are now; every rank must call this."""
         if not self._parts:
             return
         found = torch.stack(torch._foreach_norm(self._parts, torch.inf))
-        values = found.to(
-            self._compute
-        ).float()  # the largest value, rounded, is that of the rounded ones
+        values = found.to(self._compute).float()  # of the rounded values it is the largest too
         values = largest_of_parts(values, self._weights[0])
         torch._foreach_copy_(self._largest, list(values.unbind()))
+        for each in self._gathered:
+            each.round_part()
+
+
+class _GatheredInFp8:
+    """A layer's weight, of which each rank rounds its part after a step; FSDP2 gathers what is rounded.
+
+    That is the layer's ``values``. What FSDP2 takes for the gathered weight has the compute dtype, as its
+    gradient must have, and is never read: it is in the same ``room`` for all layers.
+    """
+
+    def __init__(self, layer: Fp8Linear, room: Tensor) -> None:
+        self._layer, self.room = layer, room
+        weight: Any = layer.weight
+        self._part = weight._local_tensor  # to_local returns a view, where FSDP2 does not look
+        self._part.fsdp_pre_all_gather = self._rounded
+        self._part.fsdp_post_all_gather = self._give
+        shape = rows_of_parts(layer.weight), layer.in_features
+        self.rounded = room.new_zeros(shape, dtype=layer.dialect.forward)
+
+    def round_part(self) -> None:
+        """Round this rank's part, whose rows FSDP2 pads to those of the largest part."""
+        part = self._part.to(self.room.dtype)
+        values, _ = rounded(part, self.rounded.dtype, None, self._layer.largest)
+        self.rounded[: len(part)] = values
+
+    def _rounded(
+        self, mesh: object, size: object, stride: object, module: object, policy: object
+    ) -> tuple[tuple[Tensor], None]:
+        return (self.rounded,), None
+
+    def _give(
+        self, gathered: tuple[Tensor], metadata: None, dtype: object, *, out: Tensor | None = None
+    ) -> tuple[Tensor, tuple[()]] | None:
+        """Give the layer what is ``gathered``, whose memory is the same each time."""
+        if out is not None:
+            return None
+        self._layer.values = gathered[0][: self._layer.out_features]
+        return self.room, ()
+
+
+def _group(module: nn.Module) -> Any:
+    """Return FSDP2's own description of the parameters that ``module`` gathers; None if there are none."""
+    return module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
 
 
 def observe_waits(model: Flux, times: StepTimes) -> None:

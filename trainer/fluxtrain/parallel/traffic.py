@@ -8,7 +8,12 @@ from typing import Literal
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.model.clip import frozen_clip_parameters
 from fluxtrain.model.cost import BYTES
-from fluxtrain.model.parameters import count_parameters, count_trained, frozen_blocks
+from fluxtrain.model.parameters import (
+    count_parameters,
+    count_trained,
+    frozen_blocks,
+    gathered_in_fp8,
+)
 from fluxtrain.parallel.node_memory import trained_shapes
 
 Axis = Literal["dp_replicate", "dp_shard"]
@@ -42,7 +47,7 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     """Return the collectives of a step of ``accumulation`` micro batches, by axis and operation.
 
     Blocks, and CLIP if it has adapters, are all-gathered for forward, and again for backward if they were
-    resharded, the rest once;
+    resharded, the rest once; weights in fp8 with one scale each in fp8, others in the compute dtype;
     gradients are reduce-scattered, each rank's shard is all-reduced between replicas (`all_reduces_each`),
     and the squared norm of all gradients over the shards, and what the optimizer sums, and the largest values
     of weights in fp8 with one scale each. Padding of the shards is sent too.
@@ -56,6 +61,8 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     clip = frozen_clip_parameters(config.model, config.adapter, sharding.dp_shard)
     clip += trained.rest if config.trains_clip else 0
     gathered = (gathers * (sum(blocks) + clip) + counts.rest) * compute
+    in_fp8 = [size for block in gathered_in_fp8(config, sharding.dp_shard) for size in block]
+    gathered -= gathers * sum(in_fp8) * (compute - 1)
     groups, reduced = trained.groups, trained.total * reduce
     found = list[Collective]()
     if sharding.dp_replicate > 1:
@@ -65,8 +72,7 @@ def collectives(config: RunConfig, sharding: Sharding, accumulation: int) -> lis
     if sharding.dp_shard > 1:
         calls = gathers * (sum(size > 0 for size in blocks) + config.trains_clip) + 1
         sums, sum_bytes = _optimizer_sums(config)
-        scales = _weight_scales(config)
-        sums, sum_bytes = sums + (scales > 0), sum_bytes + _FLOAT32 * scales
+        sums, sum_bytes = sums + bool(in_fp8), sum_bytes + _FLOAT32 * len(in_fp8)
         found += [
             Collective("dp_shard", "all_gather", accumulation * calls, accumulation * gathered),
             Collective("dp_shard", "all_reduce", 1 + sums, _FLOAT32 + sum_bytes),
@@ -83,13 +89,6 @@ def _optimizer_sums(config: RunConfig) -> tuple[int, int]:
     shapes = list(trained_shapes(config))
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
     return 2, _FLOAT32 * (columns + sum(count for _, count in shapes))
-
-
-def _weight_scales(config: RunConfig) -> int:
-    """Return how many layers in fp8 have one scale for their weights."""
-    if config.precision.fp8 != "tensorwise":
-        return 0
-    return 8 * config.model.depth + 2 * config.model.depth_single_blocks
 
 
 def all_reduces_each(config: RunConfig) -> bool:

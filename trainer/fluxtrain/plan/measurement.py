@@ -46,7 +46,13 @@ from fluxtrain.model.layers import rate_of
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.compile import attention_backend, compile_module
 from fluxtrain.parallel.distributed import World, local_part
-from fluxtrain.parallel.parallelize import DTYPES, allocate, empty_model
+from fluxtrain.parallel.parallelize import (
+    DTYPES,
+    WeightScaling,
+    allocate,
+    empty_model,
+    finish_sharding,
+)
 from fluxtrain.parallel.traffic import AXES, Axis, Collective, Operation
 from fluxtrain.runtime.step_times import StepTimes
 from fluxtrain.train import step
@@ -100,6 +106,7 @@ def measure(
         attention = "math" if config.parallel.attention == "math" else "flash"
         with FakeTensorMode(allow_non_fake_inputs=True), attention_backend(attention):
             allocate(model, world.device)
+            finish_sharding(model)
             return _measured(Step(config, world, model, encoders, copies_ahead=has_gpu))
 
 
@@ -138,7 +145,9 @@ def _tracker(step: Step) -> MemTracker:
         tracker = FSDPMemTracker(step.model, step.optimizer)
         _leave_frozen(tracker, step.model)
         own = step.optimizer.weights.values() if step.config.optim.kind.averages else ()
-        tracker.track_inputs((*inputs, *map(local_part, own)))  # next to the parameters
+        scale = step.optimizer.scale
+        rounded = scale.memory if isinstance(scale, WeightScaling) else ()
+        tracker.track_inputs((*inputs, *map(local_part, own), *rounded))  # next to the parameters
         return tracker
     plain = MemTracker()
     vars(plain).update(memory_tracking=_Unread())

@@ -31,7 +31,12 @@ from fluxtrain.model.cost import (
 )
 from fluxtrain.model.flops import is_recomputed
 from fluxtrain.model.layers import block_number, dora_rows, entries, has_small_base, linear_layers
-from fluxtrain.model.parameters import count_parameters, count_trained, frozen_blocks
+from fluxtrain.model.parameters import (
+    count_parameters,
+    count_trained,
+    frozen_blocks,
+    gathered_in_fp8,
+)
 from fluxtrain.optim.optimizer import MOST_VALUES
 from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.node_memory import quantized_bytes
@@ -164,7 +169,7 @@ class _Block:
     frozen: int
     """Frozen parameters on the device, with FSDP2's padding."""
     gathered: int
-    """Parameters that are gathered, padded too."""
+    """Bytes of the parameters as they are gathered, padded too."""
     trained: int
     padded: int
     """Trained ones with padding, whose gradients are reduced."""
@@ -212,6 +217,7 @@ class Passes:
         """Weights of the layer that computes, in the compute dtype; those that are gathered are in it."""
         self._row_bytes = _FLOAT32 * (sum(rows for rows, _ in sizes) + dora_rows(config))
         """A number for each row of a layer, of fp8 and of DoRA, on each rank."""
+        self._in_fp8 = gathered_in_fp8(config, self._shards) if self._is_sharded else []
         self._blocks = list(self._in_order(config))
         self._of_sample = first_layers_bytes(config) + held_bytes(config) + saved_by_clip(config)
         clip = config.model, config.adapter
@@ -253,13 +259,17 @@ class Passes:
     def weight_bytes(self) -> int:
         """Return the bytes of this rank's weights: as they are trained, and frozen ones as computed with.
 
-        A single rank keeps the trained ones in the compute dtype too.
+        A single rank keeps the trained ones in the compute dtype too, others their parts of those in fp8 and
+        room for the largest of them, as FSDP2 takes it for each.
         """
+        in_fp8 = [size for block in self._in_fp8 for size in block]
+        rounded_parts = sum(in_fp8) // self._shards + self._width * max(in_fp8, default=0)
         rounded = self._width * self._trained.total if self.is_rounded else 0
         frozen = sum(block.frozen for block in self._blocks) + self._padded.rest + self._clip
         frozen *= self._width if self._is_frozen else 0
         frozen -= (self._width - 1) * self._in_8_bits
-        return self.shard_bytes + rounded + frozen // self._shards + self._row_bytes
+        trained = self.shard_bytes + rounded + rounded_parts
+        return trained + frozen // self._shards + self._row_bytes
 
     def moments(self) -> Iterator[InUse]:
         """Yield the moments of which one is the peak."""
@@ -287,10 +297,11 @@ class Passes:
         frozen = frozen_blocks(config, self._padded)
         for index, moments in enumerate(block_moments(config)):
             trained = self._trained_padded.blocks[index]
+            less = (self._width - 1) * sum(self._in_fp8[index]) if self._in_fp8 else 0
             yield _Block(
                 with_adapters(moments, config, index),
                 frozen[index],
-                frozen[index] + trained,
+                self._width * (frozen[index] + trained) - less,
                 self._trained.blocks[index],
                 trained,
                 is_recomputed(index, fraction),
@@ -368,17 +379,17 @@ class Passes:
 
     def _weights(self, block: _Block) -> int:
         """Return the gathered weights of ``block``, 0 if all blocks stay gathered."""
-        return self._width * block.gathered if self._is_sharded and self._reshards else 0
+        return block.gathered if self._is_sharded and self._reshards else 0
 
     def _all_gathered(self, number: int) -> int:
         """Return the weights of blocks that stay gathered: up to block ``number``, as backward frees them."""
         if self._reshards or not self._is_sharded:
             return 0
-        return self._width * sum(block.gathered for block in self._blocks[: number + 1])
+        return sum(block.gathered for block in self._blocks[: number + 1])
 
     def _buffer(self, block: _Block) -> int:
         """Return the buffer into which the weights of ``block`` are gathered; a shard alone needs none."""
-        return self._width * block.gathered if self._is_sharded and self._shards > 1 else 0
+        return block.gathered if self._is_sharded and self._shards > 1 else 0
 
     def _reduction(self, parameters: int) -> int:
         """Return the copy of a block's gradients from which they are reduced."""
