@@ -20,7 +20,7 @@ from benchmarks.table import print_table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from fluxtrain.model.flops import linears
+from fluxtrain.model.cost import linears
 from fluxtrain.model.fp8 import Rounded, dialect_of, product
 from fluxtrain.model.parameters import count_parameters
 from fluxtrain.parallel.compile import BACKENDS, attention_backend

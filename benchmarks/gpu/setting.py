@@ -21,7 +21,7 @@ from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.dataset import Batch
-from fluxtrain.model.flops import training_flops
+from fluxtrain.model.cost import training_flops
 from fluxtrain.model.flux import Flux
 from fluxtrain.runtime.devices import memory_of, peak_flops
 from fluxtrain.train.memory import memory, settle_resharding

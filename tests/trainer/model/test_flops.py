@@ -17,8 +17,12 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock
-from fluxtrain.model.cost import double_block_moments, single_block_moments
-from fluxtrain.model.flops import forward_flops, training_flops
+from fluxtrain.model.cost import (
+    double_block_moments,
+    forward_flops,
+    single_block_moments,
+    training_flops,
+)
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
 from fluxtrain.parallel.compile import attention_backend

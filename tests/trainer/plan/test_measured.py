@@ -16,7 +16,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
-from fluxtrain.model.flops import training_flops
+from fluxtrain.model.cost import training_flops
 from fluxtrain.parallel.distributed import World
 from fluxtrain.plan.estimate import MeasuredSpeeds, Plan, make_plan
 from fluxtrain.plan.table import render

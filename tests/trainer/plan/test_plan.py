@@ -26,10 +26,10 @@ from fluxtrain.model.cost import (
     BYTES,
     first_layers_bytes,
     last_layers_bytes,
+    recomputed_blocks,
     saved_by_double_block,
     saved_by_single_block,
 )
-from fluxtrain.model.flops import recomputed_blocks
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
 from fluxtrain.model.layers import linear_layers

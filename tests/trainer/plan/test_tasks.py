@@ -18,7 +18,7 @@ from fluxtrain.cli import main
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
-from fluxtrain.model.flops import forward_flops
+from fluxtrain.model.cost import forward_flops
 from fluxtrain.parallel.compile import attention_backend
 from fluxtrain.parallel.parallelize import allocate, empty_model
 from fluxtrain.plan import measurement

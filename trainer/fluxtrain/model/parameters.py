@@ -15,8 +15,14 @@ from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.clip import clip_flops
-from fluxtrain.model.cost import offloaded_blocks
-from fluxtrain.model.flops import Linear, forward_flops, linears, rows_of, training_flops
+from fluxtrain.model.cost import (
+    Linear,
+    forward_flops,
+    linears,
+    offloaded_blocks,
+    rows_of,
+    training_flops,
+)
 from fluxtrain.model.fp8 import is_in_fp8
 from fluxtrain.model.layers import (
     BLOCKS,

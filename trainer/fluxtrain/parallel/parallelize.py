@@ -19,8 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from fluxtrain.contract.run.config import ParallelConfig, RunConfig, Sharding
 from fluxtrain.contract.run.precision import Precision, PrecisionConfig
 from fluxtrain.model.clip import ClipShape, ClipText, ClipWeights
-from fluxtrain.model.cost import offloaded_blocks
-from fluxtrain.model.flops import is_recomputed
+from fluxtrain.model.cost import is_recomputed, offloaded_blocks
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import Fp8Linear, rounded, stored, use_fp8
 from fluxtrain.model.layers import (

@@ -13,7 +13,7 @@ from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.data.sources import open_source
 from fluxtrain.encode.files import encoder_bytes
 from fluxtrain.errors import FluxtrainError
-from fluxtrain.model.flops import forward_flops
+from fluxtrain.model.cost import forward_flops
 from fluxtrain.plan.estimate import Plan
 from fluxtrain.plan.table import Row, aligned, digits, duration, each_of, gib, verdict
 from fluxtrain.runtime.progress import decimal

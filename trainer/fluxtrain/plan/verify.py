@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.data.order import BatchShares
 from fluxtrain.model.clip import recomputed_clip_flops
-from fluxtrain.model.flops import recomputed_flops
+from fluxtrain.model.cost import recomputed_flops
 from fluxtrain.model.parameters import norm_flops, run_flops
 from fluxtrain.parallel.compile import missing_compiler
 from fluxtrain.parallel.traffic import Collective, collectives

@@ -25,11 +25,11 @@ from fluxtrain.model.cost import (
     buffer_sizes,
     first_layers_bytes,
     host_sizes,
+    is_recomputed,
     last_layers_bytes,
     offloaded_blocks,
     with_adapters,
 )
-from fluxtrain.model.flops import is_recomputed
 from fluxtrain.model.layers import block_number, dora_rows, entries, has_small_base, linear_layers
 from fluxtrain.model.parameters import (
     count_parameters,
