@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder
 
 from fluxtrain.contract.run.optim import OptimConfig
-from fluxtrain.model import kernels
+from fluxtrain.model import kernels, modulation
 from fluxtrain.optim.fused import FusedStep
 
 _BATCH, _TOKENS, _HEADS, _WIDTH = 2, 48, 3, 16
@@ -110,15 +110,18 @@ def launches(noted: Noted) -> list[tuple[str, int, int]]:
                 self._kernel[grid](*arguments, **sizes, num_warps=num_warps)
                 values = inspect.signature(self._kernel.fn).bind(*arguments, **sizes).arguments
                 name = self._kernel.fn.__name__
-                cached = [values[each] for each in _CACHED if values["heads"]]
-                total = noted.total(cached)
+                names = [each for each in _CACHED if each in values and values.get("heads") != 0]
+                total = noted.total([values[each] for each in names])
                 found.append((name, total, OWN[name](values)))
 
             return launch
 
     width = _HEADS * _WIDTH
     angles = torch.rand(_TOKENS, _WIDTH // 2), torch.rand(_TOKENS, _WIDTH // 2)
-    with mock.patch.object(kernels, "_launched", Launched):
+    with (
+        mock.patch.object(kernels, "launched", Launched),
+        mock.patch.object(modulation, "launched", Launched),
+    ):
         for kind in (kernels.KernelSingleBlock, kernels.KernelDoubleBlock):
             block = kind(width, _HEADS, 4 * width, 1e-6).bfloat16()
             lengths = [_TOKENS] if kind is kernels.KernelSingleBlock else [_TOKENS // 2] * 2

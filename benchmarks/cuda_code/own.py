@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor
+
 
 def _heads(values: Mapping[str, Any]) -> int:
     """Return the bytes of a launch of `_write_heads`: q, k and perhaps v, read and written."""
@@ -27,8 +29,18 @@ def _gradients(values: Mapping[str, Any]) -> int:
     return moved + 4 * blocks * (sums * values["width"] + largest)
 
 
+def _modulation(values: Mapping[str, Any]) -> int:
+    """Return the bytes of a launch of `_write_modulation`: two gradients, the norm's input, scale, sums."""
+    dx, tokens, width = values["dx"], values["n"], values["width"]
+    numbers = int(dx.numel() if isinstance(dx, Tensor) else dx.get_numel())
+    samples = numbers // (tokens * width)
+    parts = samples * -(-tokens // values["steps"])
+    return 2 * (4 * numbers + samples * width) + 4 * parts * 2 * width * values["has_sums"]
+
+
 OWN: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "_write_heads": _heads,
     "_write_gradients": _gradients,
+    "_write_modulation": _modulation,
 }
 """By name of a kernel."""

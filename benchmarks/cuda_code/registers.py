@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from fluxtrain.model import kernels
+from fluxtrain.model import kernels, modulation
 from fluxtrain.optim import fused
 
 _TARGETS = {"sm_90": GPUTarget("cuda", 90, 32)} | {
@@ -33,11 +33,13 @@ _TABLES = {
     "scale_sums": "*fp32",
     "bias_sums": "*fp32",
     "largest": "*fp32",
+    "sums": "*fp32",
 }
 _ODD = {"first", "n", "count"}
 """Numbers that need not be multiples of 16."""
 _HEADS = {"width": 128, "tokens": kernels._TOKENS, "rows": kernels._ROWS}
 _GRADIENTS = {**_HEADS, "steps": kernels._STEPS, "has_bias": True, "has_largest": True}
+_MODULATION = {"width": 3072, "padded": 4096, "steps": modulation._STEPS, "has_sums": True}
 _ADAMW = {"chunk": fused._CHUNK, "block": fused._BLOCK, "has_copy": True, "is_aligned": True}
 _POINTERS = {
     "table": "*i64",
@@ -46,6 +48,7 @@ _POINTERS = {
     "numbers": "*fp32",
     **_TABLES,
     **dict.fromkeys(("x", "y", "q_scale", "k_scale", "dq", "dk", "dv", "da", "dx"), "*bf16"),
+    **dict.fromkeys(("dy", "residual", "scale"), "*bf16"),
 }
 _FLOATS = {"eps", "base_rate", "weight_decay", "beta2", "gain1", "gain2"}
 CASES: dict[str, tuple[Any, Mapping[str, Any]]] = {
@@ -53,6 +56,7 @@ CASES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "gradients, single": (kernels._write_gradients, {**_GRADIENTS, "heads": 24, "hidden": 96}),
     "gradients, joint": (kernels._write_gradients, {**_GRADIENTS, "heads": 24, "hidden": 0}),
     "gradients, GELU": (kernels._write_gradients, {**_GRADIENTS, "heads": 0, "hidden": 96}),
+    "modulation": (modulation._write_modulation, _MODULATION),
     "AdamW, bfloat16": (fused._adamw, {**_ADAMW, "is_narrow": True}),
     "AdamW, float32": (fused._adamw, {**_ADAMW, "is_narrow": False}),
 }
@@ -79,7 +83,8 @@ def _compiled(architecture: str, kernel: Any, constants: Mapping[str, Any]) -> t
     }
     positions = {(names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, kinds, positions, attributes)
-    built = triton.compile(source, target=_TARGETS[architecture], options={"num_warps": 4})
+    options = {"num_warps": modulation._WARPS if constants is _MODULATION else 4}
+    built = triton.compile(source, target=_TARGETS[architecture], options=options)
     if architecture.startswith("gfx"):
         keys = "vgpr_count", "vgpr_spill_count"
         registers, spilled = (re.search(rf"\.{key}:\s+(\d+)", built.asm["amdgcn"]) for key in keys)

@@ -36,15 +36,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Return a function that imports a module whose kernels Triton's interpreter runs, on the CPU."""
+    """Return a function that imports modules whose kernels Triton's interpreter runs, on the CPU.
+
+    It returns the last one.
+    """
     pytest.importorskip("triton", reason="Triton exists on Linux only")
     from tests.trainer.ranks import interpret_triton
 
     interpret_triton(monkeypatch)
     modules = []
 
-    def load(name: str) -> ModuleType:
-        modules.append(importlib.reload(importlib.import_module(name)))
+    def load(*names: str) -> ModuleType:
+        modules.extend(importlib.reload(importlib.import_module(name)) for name in names)
         return modules[-1]
 
     yield load

@@ -43,8 +43,8 @@ from fluxtrain.parallel.parallelize import DTYPES, build_model
 from fluxtrain.train.loop import synthetic_batch
 
 GPU = torch.device("cuda", 0)
-MODULE = "fluxtrain.model.kernels"
-Interpreted = Callable[[str], ModuleType]
+MODULES = "fluxtrain.model.modulation", "fluxtrain.model.kernels"
+Interpreted = Callable[..., ModuleType]
 RUN: dict[str, Any] = {
     "preset": "micro",
     "initial_weights": "weights.safetensors",
@@ -112,7 +112,7 @@ def require_equal(config: RunConfig, world: World, tolerance: float = 2e-5) -> N
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_kernels_compute_the_same_with_any_layers(interpreted: Interpreted, layers: str) -> None:
-    interpreted(MODULE)
+    interpreted(*MODULES)
     config = resolve(merge_all(RUN, LAYERS[layers]))
     require_equal(config, World.alone(), TOLERANCES.get(layers, 2e-5))
 
@@ -120,7 +120,7 @@ def test_kernels_compute_the_same_with_any_layers(interpreted: Interpreted, laye
 def test_kernels_tell_the_largest_value_of_a_gradient_to_the_bit(
     interpreted: Interpreted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, rounded, told = interpreted(MODULE), fp8.rounded, list[tuple[Tensor, Tensor]]()
+    kernels, rounded, told = interpreted(*MODULES), fp8.rounded, list[tuple[Tensor, Tensor]]()
 
     def noting(matrix: Tensor, *how: Any) -> Any:
         if isinstance(how[-1], Tensor):
@@ -171,7 +171,9 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rounding")
-@pytest.mark.parametrize(("width", "heads", "samples", "text"), [(128, 1, 1, 5), (16, 3, 2, 6)])
+@pytest.mark.parametrize(
+    ("width", "heads", "samples", "text"), [(128, 1, 1, 5), (16, 3, 2, 6), (16, 1, 2, 70)]
+)
 @pytest.mark.parametrize("kind", [SingleStreamBlock, DoubleStreamBlock])
 def test_blocks_are_as_close_to_float64_as_those_of_pytorch(
     interpreted: Interpreted,
@@ -181,7 +183,7 @@ def test_blocks_are_as_close_to_float64_as_those_of_pytorch(
     samples: int,
     text: int,
 ) -> None:
-    kernels = interpreted(MODULE)
+    kernels = interpreted(*MODULES)
     torch.manual_seed(0)
     block = kind(width * heads, heads, 4 * width * heads, 1e-6).bfloat16()
     right = kind(width * heads, heads, 4 * width * heads, 1e-6).double()
@@ -225,7 +227,7 @@ def passes(block: nn.Module, inputs: list[Tensor], by: tuple[Tensor, Tensor]) ->
 def test_a_block_with_kernels_is_one_graph(kind: str, dynamic: bool, recomputed: bool) -> None:
     pytest.importorskip("triton", reason="Triton exists on Linux only")
     torch.compiler.reset()
-    block = getattr(importlib.import_module(MODULE), kind)(32, 2, 128, 1e-6)
+    block = getattr(importlib.import_module(MODULES[-1]), kind)(32, 2, 128, 1e-6)
     if recomputed:
         block.forward = parallelize._recomputing(block.forward)
     graphs = []

@@ -69,7 +69,7 @@ def make_config(preset: str = "mlperf-schnell", **changes: Any) -> RunConfig:
 def at_size(latent_size: int, text_length: int, compiled: bool, recompute: float = 0) -> RunConfig:
     return make_config(
         data={"latent_size": latent_size, "text_length": text_length},
-        parallel={"compile": compiled, "activation_checkpointing": recompute},
+        parallel={"compile": compiled, "activation_checkpointing": recompute, "kernels": []},
     )
 
 
@@ -493,7 +493,7 @@ def test_a_full_size_block_saves_as_estimated(
     kind: str, attention: str, fp8: str, compiled: bool
 ) -> None:
     config = make_config(
-        parallel={"compile": compiled, "attention": attention},
+        parallel={"compile": compiled, "attention": attention, "kernels": []},
         precision={"fp8": fp8},
         data={"latent_size": 8, "text_length": 48},
     )

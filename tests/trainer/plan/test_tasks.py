@@ -86,17 +86,17 @@ def test_its_table_has_a_heading_for_each(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("command", "verdict", "rest"),
     [
-        ("benchmark", "Fits: 171 GiB of 192 GiB (89%) of each of 8 × MI300X", "Time: 9 min."),
+        ("benchmark", "Fits: 164 GiB of 192 GiB (86%) of each of 8 × MI300X", "Time: 8 min."),
         ("benchmark-cpu", "Memory: 0.2 GiB of 1 × CPU process.", ""),
         ("mlperf-from-raw/3-preprocess", "Fits: 9.3 GiB of 192 GiB (5%) of each of 32", ""),
         (
             "mlperf-schnell --task=evaluate --gpu=H100 --evaluation.batch_size=4096",
-            "DOES NOT FIT: 372 GiB of 80 GiB (468%) of each of 64 × H100",
+            "DOES NOT FIT: 384 GiB of 80 GiB (483%) of each of 64 × H100",
             "To fit: --evaluation.batch_size=512.",
         ),
         (
             "benchmark --benchmark.micro_batch_sizes=[1,400]",
-            "DOES NOT FIT: 11,555 GiB of 192 GiB",
+            "DOES NOT FIT: 11,755 GiB of 192 GiB",
             "To fit: --benchmark.micro_batch_sizes=[5]. Time: ",
         ),
         (

@@ -18,6 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Vec = Float[Tensor, "b d"]
 Triple = tuple[Tensor, Tensor, Tensor]  # shift, scale, gate; each b 1 d
+EPSILON = 1e-6
+"""Added to the variance by norms without weights."""
 
 
 class Modulation(nn.Module):
@@ -37,7 +39,7 @@ class Modulation(nn.Module):
 
 def modulate(x: Float[Tensor, "b s d"], shift: Tensor, scale: Tensor) -> Float[Tensor, "b s d"]:
     """Return (1 + scale) norm(x) + shift; the norm has no weights."""
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-6), 1 + scale)
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=EPSILON), 1 + scale)
 
 
 def split_heads(qkv: Float[Tensor, "b s _"], num_heads: int) -> tuple[Heads, Heads, Heads]:

@@ -143,12 +143,15 @@ def saved_by_double_block(config: RunConfig) -> Saved:
 
     Eager 13 + 2r units: the block's input, norm and modulated input of attention and MLP (6), rotated
     q and k, v, attended (4), input and output of the projection (2), the MLP's output (1), and its
-    hidden layer before and after GELU (2r). Compiled: norms are recomputed instead of saved.
+    hidden layer before and after GELU (2r). Compiled: norms are recomputed instead of saved; their kernel
+    needs the MLP's input (1).
     """
     width = BYTES[config.precision.compute]
     hidden, ratio = config.model.hidden_size, config.model.mlp_ratio
     if config.parallel.compiles(has_gpu=True):
         units, extra = 10 + 2 * ratio, 3.0 * width * hidden  # q, k and v as projected
+        kernels, is_narrow = config.parallel.kernels, config.precision.compute == "bfloat16"
+        units += is_narrow and (kernels is None or "blocks" in kernels)
     else:
         units, extra = 13 + 2 * ratio, _query_key_norms(config)
     units += _units_of_math(config, casted=2) - _units_less_in_fp8(config, 3 + ratio)

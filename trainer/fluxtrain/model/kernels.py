@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.model.blocks import (
@@ -29,10 +29,10 @@ from fluxtrain.model.blocks import (
     Triple,
     Vec,
     attend,
-    modulate,
 )
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import Fp8Linear
+from fluxtrain.model.modulation import dense, launched, modulated
 
 _TOKENS, _ROWS = 4, 8
 """A program's tile: tokens, and heads or as wide parts of the hidden layer."""
@@ -56,7 +56,8 @@ class KernelSingleBlock(SingleStreamBlock):
     def forward(self, x: Tensor, vec: Vec, positions: Rotation) -> Tensor:
         """Return the stream after attention and MLP."""
         ((shift, scale, gate),) = self.modulation(vec)
-        projected, *asked = _output(self.linear1, modulate(x, shift, scale))
+        normed, x = modulated(x, shift, scale)
+        projected, *asked = _output(self.linear1, normed)
         q, k, v, hidden = _SingleHeads.apply(
             *(projected, *asked, *positions, *_scales(self.norm), _eps(self.norm), self.num_heads)
         )
@@ -75,8 +76,10 @@ class KernelDoubleBlock(DoubleStreamBlock):
         (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
         of_img, of_txt, length = self.img_attn, self.txt_attn, txt.shape[1]
 
-        txt_qkv, *of_txt_qkv = _output(of_txt.qkv, modulate(txt, txt_shift, txt_scale))
-        img_qkv, *of_img_qkv = _output(of_img.qkv, modulate(img, img_shift, img_scale))
+        normed_txt, txt = modulated(txt, txt_shift, txt_scale)
+        normed_img, img = modulated(img, img_shift, img_scale)
+        txt_qkv, *of_txt_qkv = _output(of_txt.qkv, normed_txt)
+        img_qkv, *of_img_qkv = _output(of_img.qkv, normed_img)
         scales = *_scales(of_txt.norm), *_scales(of_img.norm)
         numbers = _eps(of_img.norm), of_img.num_heads
         q, k, v = _JointHeads.apply(
@@ -91,7 +94,8 @@ class KernelDoubleBlock(DoubleStreamBlock):
 
 def _add_mlp(x: Tensor, layers: nn.Sequential, mod: Triple) -> Tensor:
     shift, scale, gate = mod
-    hidden, bias, told = _output(layers[0], modulate(x, shift, scale))
+    normed, x = modulated(x, shift, scale)
+    hidden, bias, told = _output(layers[0], normed)
     activated = _gelu(hidden) if bias is None else _Gelu.apply(hidden, bias, told)
     return _gated(x, gate, layers[2], activated)
 
@@ -302,9 +306,9 @@ def _launch_forward(
     first: int,
 ) -> None:
     """Write the heads of ``x`` (b n w) to those of ``y`` (b s parts h k), from token ``first`` on."""
-    x = _dense(x)
+    x = dense(x)
     (b, n, _), (total, parts, heads, k) = x.shape, y.shape[1:]
-    _launched(_write_heads)[(triton.cdiv(b * n, _TOKENS), parts, triton.cdiv(heads, _ROWS))](
+    launched(_write_heads)[(triton.cdiv(b * n, _TOKENS), parts, triton.cdiv(heads, _ROWS))](
         *(x, y, *scales, *rotation, eps, b * n, n, total, first, x.stride(1), y.stride(1)),
         heads=heads,
         width=k,
@@ -339,9 +343,9 @@ def _heads_backward(
     """
     scales, rotation, k = (q_scale, k_scale), (cos, sin), q_scale.shape[0]
     of_heads = tuple(each if each.stride(3) == 1 else each.contiguous() for each in (dq, dk, dv))
-    da = None if da is None else _dense(da)
+    da = None if da is None else dense(da)
     return _launch_backward(
-        *(of_heads, da, _dense(x), scales, rotation, eps, heads, k, first, has_bias, has_largest)
+        *(of_heads, da, dense(x), scales, rotation, eps, heads, k, first, has_bias, has_largest)
     )
 
 
@@ -351,7 +355,7 @@ def _gelu_backward(da: Tensor, x: Tensor, has_largest: bool) -> tuple[Tensor, Te
 
     These are as in `_heads_backward`.
     """
-    x, da, k = _dense(x), _dense(da), math.gcd(x.shape[2], _WIDEST)
+    x, da, k = dense(x), dense(da), math.gcd(x.shape[2], _WIDEST)
     unread = da[:, None]  # there are no heads
     dx, sums, _, largest = _launch_backward(
         *((unread,) * 3, da, x, (x, x), (x, x), 0.0, 0, k, 0, True, has_largest)
@@ -382,7 +386,7 @@ def _launch_backward(
     of_scales = x.new_empty(blocks, 2, groups, k, dtype=torch.float32)
     largest = x.new_empty(*grid if has_largest else (0,), dtype=torch.float32)
     strides = [each.stride(axis) for each in of_heads for axis in range(3)]
-    _launched(_write_gradients)[grid](
+    launched(_write_gradients)[grid](
         *(*of_heads, of_hidden, x, dx, *scales, *rotation, of_scales, sums, largest),
         *(eps, b * n, n, first, *strides, of_hidden.stride(1), x.stride(1), width),
         heads=heads,
@@ -396,17 +400,6 @@ def _launch_backward(
         num_warps=4,
     )
     return dx, sums.sum(0), of_scales.sum((0, 2)), largest
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Return ``x`` (b n w) with rows that follow each other at one distance."""
-    is_dense = x.stride(2) == 1 and x.stride(0) == x.shape[1] * x.stride(1)
-    return x if is_dense else x.contiguous()
-
-
-def _launched(kernel: Any) -> Any:
-    """Return ``kernel`` as the compiler launches it; Triton's interpreter launches it by itself."""
-    return wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
 
 # The kernels.
