@@ -14,6 +14,7 @@ def body(lines: int) -> str:
     return "".join(f"    total += {number}\n" for number in range(lines))
 
 
+@pytest.mark.slow
 def test_no_code_stands_in_two_places() -> None:
     runs = of_the_project(SHORT)
     long = [run for run in runs if run.lines >= LONG]

@@ -76,6 +76,7 @@ def anchors(page: Path) -> frozenset[str]:
     return frozenset(each.strip().lower().replace(" ", "-") for each in kept)
 
 
+@pytest.mark.slow
 def test_every_link_in_the_documents_leads_somewhere() -> None:
     for page in tracked("*.md"):
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -142,6 +143,7 @@ def test_every_folder_of_tests_is_run() -> None:
     assert {p for p in paths if not any(f"{f}/".startswith(f"{p}/") for f in folders)} == set()
 
 
+@pytest.mark.slow
 def test_the_tests_that_the_page_of_proofs_names_exist() -> None:
     named = re.findall(r"`((?:\w+/)+\w+\.py)::(test_\w+)`", (ROOT / "docs/proof.md").read_text())
     assert len(named) > 80

@@ -246,6 +246,7 @@ def test_a_hung_switch_leaves_time_to_the_others(monkeypatch: pytest.MonkeyPatch
     assert clock.now <= 520
 
 
+@pytest.mark.slow
 def test_a_process_ends_at_its_limit_with_all_that_it_has_started(tmp_path: Path) -> None:
     errors, begin = tmp_path / "errors.log", time.monotonic()
     code = (

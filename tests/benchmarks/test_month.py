@@ -28,6 +28,7 @@ def test_the_table_of_the_docs_has_both_rows() -> None:
     assert 0 < measured(FAULTS.read_text(encoding="utf-8")).start < 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", [OURS, measured(TABLE)], ids=lambda r: r.name)
 def test_a_week_of_faults_costs_less_than_a_hundredth(recovery: Recovery) -> None:
     month = Month(7.0, 0, recovery)

@@ -204,6 +204,7 @@ def test_advisories_are_read_and_no_answer_is_none() -> None:
     assert advisories("[]") is None
 
 
+@pytest.mark.slow
 def test_two_builds_of_the_wheel_are_equal(tmp_path: Path) -> None:
     for name, umask in (("a", 0o022), ("b", 0o077)):
         copied = tmp_path / name / name  # another path, other modes and times

@@ -33,6 +33,7 @@ def by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
     return result
 
 
+@pytest.mark.slow
 def test_kustomize_renders_the_same_objects_as_the_chart(
     kubectl: Program, template: Template
 ) -> None:

@@ -260,6 +260,7 @@ def test_the_profile_namespaced_creates_no_object_of_the_cluster(template: Templ
     assert {"name": "FLUXTRAIN_WATCH_NODES", "value": "false"} in container["env"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gang", "group"),
     [

@@ -59,6 +59,7 @@ def copied(signed: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "dist", signed[1]
 
 
+@pytest.mark.slow
 def test_a_signed_release_is_whole(signed: tuple[Path, Path]) -> None:
     folder, public = signed
     assert sorted(path.name for path in folder.iterdir()) == sorted(SIGNED)
@@ -67,6 +68,7 @@ def test_a_signed_release_is_whole(signed: tuple[Path, Path]) -> None:
     assert lines[-1] == f"made of commit {BUILD.commit} by {BUILD.builder}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNED)
 @pytest.mark.parametrize("place", [0.0, 0.5])
 def test_another_byte_is_refused(copied: tuple[Path, Path], name: str, place: float) -> None:
@@ -78,6 +80,7 @@ def test_another_byte_is_refused(copied: tuple[Path, Path], name: str, place: fl
         verify_release(folder, public)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNED)
 def test_a_missing_file_is_refused(copied: tuple[Path, Path], name: str) -> None:
     folder, public = copied
@@ -160,6 +163,7 @@ def test_the_statement_has_the_sources_the_locks_and_every_package(
         assert {digest for package in read_lock(image) for digest in package.hashes} <= digests
 
 
+@pytest.mark.slow
 def test_the_same_sources_give_the_same_release(signed: tuple[Path, Path], tmp_path: Path) -> None:
     """In a folder of another name, with other times and, but for programs, other modes of the files."""
 

@@ -18,6 +18,8 @@ from fluxtrain_operator.base import names
 from fluxtrain_operator.base.settings import NO_DEFAULTS, NetworkRules, Peer, PodDefaults
 from fluxtrain_operator.options import parse
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 NEVER = tuple(
     f"{kind}.enabled=false"

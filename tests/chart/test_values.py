@@ -24,6 +24,8 @@ from tests.chart.objects import (
 
 from fluxtrain_operator.options import parse
 
+pytestmark = pytest.mark.slow
+
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 PEOPLES = ("annotations", "labels", "resources")
 """Mappings whose keys people choose: what is missing in one is meant."""

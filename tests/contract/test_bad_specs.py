@@ -39,6 +39,7 @@ def title(row: tuple[Any, ...]) -> str:
     return f"{row[0]} = {row[1]!r}"[:80]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", BAD_SPECS, ids=title)
 def test_a_bad_job_is_refused_with_the_path_of_the_api_server(row: Bad) -> None:
     with pytest.raises(ConfigError) as refused:

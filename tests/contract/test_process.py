@@ -22,6 +22,8 @@ from fluxtrain.rendezvous.service import progress_report
 from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.plan import Plan
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("places", "numbers"),

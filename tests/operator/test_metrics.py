@@ -258,6 +258,7 @@ def test_the_series_of_a_job_vanish_with_it(leave: Callable[[Metrics], None]) ->
     assert {labels[0] for labels in series_of_jobs(metrics)} == {"b"}
 
 
+@pytest.mark.slow
 def test_only_the_thousand_newest_unfinished_jobs_have_series() -> None:
     metrics = Metrics(CollectorRegistry())
     for number in range(1100):

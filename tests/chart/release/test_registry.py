@@ -17,6 +17,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_the_chart_of_a_registry_is_the_released_one(
     helm: Program, registry: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from tests.paths import ROOT
 
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -115,6 +116,7 @@ def rows() -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+@pytest.mark.slow
 def test_the_page_and_the_readme_are_what_plan_says() -> None:
     found = list(rows())
     text = HEADER + "\n".join(found) + "\n"

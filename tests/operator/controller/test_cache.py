@@ -378,6 +378,7 @@ def is_told(harness: Harness) -> bool:
     return reason == "LabelsChanged" and "somebody has changed" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "key"), KEYS, ids=lambda key: key.rpartition("/")[2])
 @pytest.mark.parametrize("name", ["job-0", "job-rendezvous"])
 def test_a_job_goes_on_whatever_happens_to_a_pods_labels(name: str, field: str, key: str) -> None:

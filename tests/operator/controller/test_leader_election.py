@@ -35,6 +35,8 @@ from fluxtrain_operator.controller.leader_election import (
     NamespaceClaims,
 )
 
+pytestmark = pytest.mark.slow
+
 FAST = LeaseTiming(lease_duration=1, renew_deadline=0.5, retry_period=0.05, request_timeout=0.2)
 _RESPONSE_SECONDS = 0.005
 OTHER = {"holderIdentity": "other", "leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00Z"}

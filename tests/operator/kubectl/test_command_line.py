@@ -105,6 +105,7 @@ echo 'team beta {}'
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "lines"),
     [

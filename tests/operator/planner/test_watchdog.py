@@ -579,6 +579,7 @@ def test_progress_alone_is_written_about_once_a_minute() -> None:
     assert lost.status != job.status, "a transition is written at once"
 
 
+@pytest.mark.slow
 def test_jobs_are_written_at_different_times() -> None:
     long = {"step": 1000.0}
     intervals = set[int]()
@@ -600,6 +601,7 @@ IMPOSSIBLE = (0, 1, 1e10, 1e300, 1.7e308, -1e308)
 """What a trainer, which may be any program, can answer; each is a finite number."""
 
 
+@pytest.mark.slow
 def test_no_answer_of_a_trainer_makes_a_job_older_than_it_is_or_its_status_invalid() -> None:
     chance = random.Random(5)
     for _ in range(200):

@@ -121,6 +121,7 @@ def golden(name: str) -> str:
     return f"# {name}, told apart from {like}\n{difference(golden_objects(like), objects)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDENS)
 def test_the_objects_of_a_job_equal_its_golden_file(name: str) -> None:
     text = golden(name)
@@ -145,6 +146,7 @@ def test_every_variant_has_a_golden_and_there_is_no_other() -> None:
     assert len(VARIANTS) >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_object_is_valid_for_kubernetes(name: str) -> None:
     for manifest in golden_objects(name):

@@ -47,6 +47,7 @@ def test_comfyui_uses_every_key_and_computes_our_update(tmp_path: Path, layout: 
         assert largest_difference(adapter[layer].delta(), theirs) < 1e-6, layer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["kohya", "diffusers", "ai-toolkit"])
 def test_diffusers_loads_our_update(tmp_path: Path, layout: Layout) -> None:
     model, config = SMALL, CONFIG

@@ -40,6 +40,8 @@ from fluxtrain.parallel.distributed import World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.safetensors import identify
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 1e-5
 
 

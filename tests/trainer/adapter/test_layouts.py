@@ -21,6 +21,8 @@ from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 TRUE_WIDTH = ModelConfig(depth=1, depth_single_blocks=1)
 RANKS = AdapterRanks(img_attn=3, txt_mlp=2, single=5, img_mod=1)
 FEW_LAYERS = AdapterRanks(img_mlp=0, txt_attn=0, txt_mlp=0, img_mod=0, txt_mod=0, single=5)

@@ -24,7 +24,10 @@ from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+]
 REPO, TOKEN = "somebody/my-style", "hf_secret"
 HOSTILE = 'a `heart` | ---\n<script>alert(1)</script>: \'ü\' """'
 

@@ -20,6 +20,8 @@ from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import ConfigError
 from fluxtrain.parallel.distributed import World
 
+pytestmark = pytest.mark.slow
+
 ALONE = World.alone()
 
 

@@ -6,6 +6,8 @@ import pytest
 from tests.trainer.bombs.limited import Outcome, outcomes
 from tests.trainer.bombs.rows import ROWS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def read() -> list[Outcome]:

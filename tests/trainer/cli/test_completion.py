@@ -107,6 +107,7 @@ def _read(leader: int, until: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

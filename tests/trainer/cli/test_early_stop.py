@@ -22,6 +22,8 @@ from fluxtrain.contract.process import ENV_CONFIG, RunPaths
 from fluxtrain.errors import EXIT_INTERRUPTED, EXIT_STOPPED
 from fluxtrain.launch import torchrun
 
+pytestmark = pytest.mark.slow
+
 STOP = """
 import os, signal
 from fluxtrain import cli

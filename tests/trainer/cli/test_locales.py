@@ -12,6 +12,8 @@ from PIL import Image
 
 from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
+pytestmark = pytest.mark.slow
+
 NO_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 LOCALES = {
     "none": NO_LOCALE,

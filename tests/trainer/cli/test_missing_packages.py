@@ -89,6 +89,7 @@ def without_packages(
     )
 
 
+@pytest.mark.slow
 def test_a_command_names_the_extra_that_it_needs() -> None:
     done = without_packages(CALLS, NEED_TRAINER)
     lines = [

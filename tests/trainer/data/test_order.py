@@ -15,6 +15,8 @@ from fluxtrain.data.order import PADDING, BatchShares, BucketOrder, Order
 from fluxtrain.runtime import draws
 from fluxtrain.runtime.draws import Array
 
+pytestmark = pytest.mark.slow
+
 SEED = 11
 
 

@@ -28,6 +28,8 @@ from fluxtrain.prepare.fit_autoencoder import (
     to_images,
 )
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden" / "autoencoder_parameters.txt"
 WIDTH = 32
 RENAMED = [  # ours, then diffusers'; the first match counts

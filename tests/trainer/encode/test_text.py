@@ -144,6 +144,7 @@ def test_unusable_weights_are_an_error(
         load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["flash", "cudnn", "efficient", "math"])
 def test_encodings_and_images_do_not_depend_on_the_model_s_attention(
     name: str, tmp_path: Path

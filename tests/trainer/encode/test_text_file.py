@@ -166,6 +166,7 @@ def test_every_layout_of_the_files_is_read(
     assert_equal(changed(name, change), published)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [FILES.t5, FILES.clip])
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_in_fp8_are_their_values_times_their_scales(

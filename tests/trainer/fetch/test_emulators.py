@@ -29,6 +29,8 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.fetch import stores
 from fluxtrain.fetch.source import RetryPolicy, fetch_source, list_source
 
+pytestmark = pytest.mark.slow
+
 FIELD = "spec.run.data.images"
 AZURITE = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """The key that Azurite's documentation prints for everybody."""

@@ -20,6 +20,8 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.prepare import encoders
 from fluxtrain.prepare.download import LicenceError
 
+pytestmark = pytest.mark.slow
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -24,6 +24,8 @@ from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_STOPPED, EXIT_USAGE
 from fluxtrain.imports.variables import VARIABLES
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,6 +18,8 @@ from fluxtrain.fetch.http import DownloadError
 from fluxtrain.fetch.node_cache import NodeCache
 from fluxtrain.fetch.source import RetryPolicy, Source, fetch_source, list_source
 
+pytestmark = pytest.mark.slow
+
 FIELD = "spec.run.data.images"
 PATIENCE = RetryPolicy(attempts=3, backoff=0.01)
 FILES = {

@@ -16,6 +16,7 @@ from fluxtrain.errors import DataError
 from fluxtrain.weights.reader import open_weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.proof)])
 def test_changed_inputs_are_read_or_refused(examples: int) -> None:
     results = fuzz(list(targets()), seconds=0, examples=examples)

@@ -117,6 +117,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text", "line"), BAD_FILES, ids=range(len(BAD_FILES)))
 def test_a_bad_file_is_refused_in_one_line(
     name: str, text: str | bytes, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,8 @@ from fluxtrain.contract.resource.document import parse_yaml
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports.files import file_text, import_file, report
 
+pytestmark = pytest.mark.slow
+
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 0.5, 10**30, float("inf"), "", "x", "true", "1e-3", "#", " --w 1"),
     *([], [1], [None], ["a"], [["a"]], [{}], {}, {"a": 1}, {"a": {"b": []}}),

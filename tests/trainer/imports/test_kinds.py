@@ -220,6 +220,7 @@ OTHER_KINDS: list[tuple[str, str, str]] = [
 MAX_WIDTH = 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "text", "said"), FOREIGN + OTHER_KINDS)
 def test_what_is_not_ours_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str

@@ -24,6 +24,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_the_written_file_can_be_planned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

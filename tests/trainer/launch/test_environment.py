@@ -17,6 +17,8 @@ from fluxtrain.launch import environment as module
 from fluxtrain.launch import torchrun
 from fluxtrain.launch.environment import describe_environment, has_capability, prepare_for_gpus
 
+pytestmark = pytest.mark.slow
+
 ROOT = "Name:\tpython\nCapInh:\t0\nCapEff:\t000001ffffffffff\n"
 USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 USER = "Name:\tpython\nCapEff:\t0000000000000000\nCapBnd:\t000001ffffffffff\n"

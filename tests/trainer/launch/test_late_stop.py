@@ -17,6 +17,8 @@ from torch.distributed.launcher import api
 from fluxtrain.cli import run as summary
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED
 
+pytestmark = pytest.mark.slow
+
 LAUNCH, PRINT_SUMMARY = api.elastic_launch, summary.print_summary
 
 

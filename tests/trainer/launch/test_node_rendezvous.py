@@ -18,6 +18,8 @@ from fluxtrain.rendezvous.membership import Limits
 from fluxtrain.rendezvous.messages import Heartbeat, Key
 from fluxtrain.rendezvous.service import Admission, Sessions, serve
 
+pytestmark = pytest.mark.slow
+
 KEY = b"key of the run"
 SETUP = "fluxtrain 1 with 1 processes and config abc"
 

@@ -25,6 +25,8 @@ from fluxtrain.mlperf.log_lines import MAX_BYTES, TOKEN
 from fluxtrain.mlperf.review.review import all_rule_findings, render
 from fluxtrain.mlperf.review.tree import read_results
 
+pytestmark = pytest.mark.slow
+
 BASE: dict[str, Any] = yaml.safe_load((EXAMPLES / "mlperf-submission.yaml").read_text())
 NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e308, 10**400, -(10**400), True, -1, 0)
 HOSTILE = (*NUMBERS, None, "", "x", "\ud800", "\u0662", [], {}, [[]], {"nodes": [1]}, {"rules": {}})

@@ -179,6 +179,7 @@ def test_a_run_of_the_open_division_passes(log: Path) -> None:
     assert all(accepted(log, ruleset) for ruleset in RULESETS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", MANDATORY + MANDATORY_SINCE_6_1 + OPTIONAL)
 def test_a_missing_key_fails_as_the_rules_require(complete: Path, key: str) -> None:
     lines = complete.read_text().splitlines(keepends=True)
@@ -230,6 +231,7 @@ def test_a_batch_that_does_not_divide_the_interval_satisfies_only_the_newest_rul
     assert "262656; ruleset 5.1.0 allows 262144 only" in text
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_any_line_resumes_its_log(log: Path, tmp_path: Path) -> None:
     whole, saves = tmp_path / "whole.log", [(0, 0)]
     for samples in steps(open_log(whole, 0, Clock()), 0):
@@ -371,6 +373,7 @@ EXPLAINED: list[tuple[str, object, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value", "text"), EXPLAINED)
 def test_a_wrong_value_is_explained(complete: Path, key: str, value: object, text: str) -> None:
     def set_value(logged: list[Event]) -> None:
@@ -412,6 +415,7 @@ MUTATIONS: list[tuple[Change, str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "text"), MUTATIONS)
 def test_a_wrong_order_is_explained(complete: Path, change: Change, text: str) -> None:
     result = check(edited(complete, change))

@@ -34,6 +34,8 @@ from fluxtrain.mlperf.review import plausibility
 from fluxtrain.mlperf.review.result_rules import Finding
 from fluxtrain.mlperf.review.review import RULES, result_findings, rule_findings
 
+pytestmark = pytest.mark.slow
+
 Break = Callable[[Evidence], object]
 HOUR = 3_600_000
 

@@ -53,6 +53,7 @@ def around(mean: float) -> list[int | None]:
     return [EVALUATION * (middle + shift) for shift in (-3, -1, -1, 0, 0, 0, 0, 1, 1, 2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ruleset", RULESETS)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("speed", [0.93, 0.985, 1.05])

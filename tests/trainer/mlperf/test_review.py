@@ -483,6 +483,7 @@ def ten(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
     return [good_run(folder, 100 + number, count) for number, count in enumerate(CONVERGED)]
 
 
+@pytest.mark.slow
 def test_runs_faster_than_the_reference_are_told_its_schedule(ten: list[Evidence]) -> None:
     runs = [run.copy() for run in ten]
     for run in runs:
@@ -502,6 +503,7 @@ def test_ten_good_runs_have_no_findings(ten: list[Evidence]) -> None:
     assert list(result_findings(result_of(ten))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "change", "rule"), BROKEN_RESULTS, ids=[row[0] for row in BROKEN_RESULTS]
 )
@@ -641,6 +643,7 @@ def test_the_same_finding_in_many_logs_is_one_paragraph(
     assert "ten-runs (training rules 12): 4 runs; needed: 10" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
 @pytest.mark.parametrize("distinct", [False, True])
 def test_as_many_findings_are_counted_as_numbered(

@@ -18,6 +18,8 @@ from fluxtrain.mlperf.evidence import Result
 from fluxtrain.mlperf.log_lines import TOKEN, read_lines
 from fluxtrain.mlperf.review.review import unknowns
 
+pytestmark = pytest.mark.slow
+
 NINE = "lowest_numerical_precision_in_linear, lowest_numerical_precision_in_attn"
 FITS_ALL: dict[str, list[str]] = {ruleset: [] for ruleset in RULESETS}
 COMMANDS = ("review", "check", "campaign status")

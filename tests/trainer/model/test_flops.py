@@ -27,6 +27,8 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import use_fp8
 from fluxtrain.parallel.compile import attention_backend
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = {
     "small": SMALL,
     "guidance": SMALL.model_copy(update={"guidance_embed": True}),

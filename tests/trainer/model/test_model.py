@@ -22,6 +22,8 @@ from fluxtrain.model.blocks import QKNorm, RMSNorm, Rotation
 from fluxtrain.model.flux import Flux, image_ids, text_ids
 from fluxtrain.model.parameters import initial_value
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent / "golden"
 DEV = ModelConfig(guidance_embed=True)
 GUIDED = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=True)

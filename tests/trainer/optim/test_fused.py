@@ -17,6 +17,8 @@ from fluxtrain.contract.run.optim import OptimConfig
 from fluxtrain.optim.adamw import step
 from fluxtrain.parallel.compile import missing_compiler
 
+pytestmark = pytest.mark.slow
+
 CONFIG = OptimConfig(learning_rate=1e-2, beta2=0.95, weight_decay=0.1)
 SIZES = ((37,), (129, 64), (5, 4096), (3, 7))
 FACTORS = (1.0, 0.5, 1.0, 2.0)

@@ -22,6 +22,8 @@ from fluxtrain.errors import ConfigError
 from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.picture_cache.stage import cache_pictures
 
+pytestmark = pytest.mark.slow
+
 COUNT = 9
 HASHES = [f"{number:064x}" for number in range(40)]
 

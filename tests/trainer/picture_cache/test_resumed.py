@@ -20,6 +20,8 @@ from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
 from fluxtrain.picture_cache.work import CachedPictures
 
+pytestmark = pytest.mark.slow
+
 COUNT = 5
 BUCKET = "s3://bucket/set"
 

@@ -27,6 +27,8 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.runtime.devices import GPUS
 
+pytestmark = pytest.mark.slow
+
 SIZES = [(96, 64), (64, 96), (80, 80)]
 
 

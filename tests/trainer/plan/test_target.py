@@ -78,6 +78,7 @@ def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert empty == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "options", "remedy"),
     [

@@ -182,6 +182,7 @@ def forward_peak(config: RunConfig, ranks: int) -> int:
     return sum(used for kind, used in kinds if str(kind.value).lower() != "optstate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_memory_is_enough_for_a_pass_without_gradients(ranks: int) -> None:
     batch = 8

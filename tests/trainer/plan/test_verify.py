@@ -34,7 +34,7 @@ ATTENTION_ONLY = {"ranks": {**NO_MODULATIONS["ranks"], "img_mlp": 0, "txt_mlp": 
 SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}, "dropout": 0.1, "rank_dropout": 0.1}
 
 # of torch 2.13, where linear layers return views; nothing changes the model's output in place
-pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")]
 
 
 def make_config(preset: str, **changes: Any) -> RunConfig:
@@ -94,6 +94,12 @@ def row_of(found: Comparison, name: str) -> Row:
         ),
         pytest.param("mlperf-schnell", 8, 8, {}, marks=pytest.mark.torch_range),
         ("mlperf-schnell", 1, 8, {"precision": {"fp8": "tensorwise"}}),
+        (
+            "mlperf-schnell",
+            2,
+            4,
+            {"precision": {"fp8": "tensorwise"}, "parallel": {"dp_replicate": "per-node"}},
+        ),
         ("dev-finetune", 1, 8, {}),
         ("dev-lora", 1, 1, {}),
         (

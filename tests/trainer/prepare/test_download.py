@@ -51,6 +51,8 @@ from fluxtrain.prepare.download import (
     read_manifest,
 )
 
+pytestmark = pytest.mark.slow
+
 FILES = {f"part/file-{i}.bin": random.Random(i).randbytes(200_000 + i) for i in range(3)}
 FILES["empty.bin"] = b""
 CLIENT = HttpClient(timeout=10, attempts=3, backoff=0.01)

@@ -21,6 +21,8 @@ from fluxtrain.cli import main
 from fluxtrain.encode.encoders import load_encoders
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STORAGE, EXIT_USAGE
 
+pytestmark = pytest.mark.slow
+
 COMMIT, NAME, TOKEN = "c" * 40, "example-org/flux", "hf_secret"
 Capture = pytest.CaptureFixture[str]
 

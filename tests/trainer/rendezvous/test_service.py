@@ -174,6 +174,7 @@ def test_the_progress_of_the_ranks_is_served_while_their_agents_are_heard(servic
     assert [rank["pod"] for rank in ranks] == ["uid-1"], "it is in the next generation"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ranks",
     [
@@ -339,6 +340,7 @@ def test_a_signed_request_with_bad_values_is_refused(
     assert (status, message in content.decode()) == (400, True), content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_bytes",
     [

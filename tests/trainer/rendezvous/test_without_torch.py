@@ -67,6 +67,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_an_agent_forms_a_generation_with_it(service: tuple[subprocess.Popen[str], int]) -> None:
     process, port = service
     beat = Heartbeat(sequence=0, attempt=1, agent="a", node="a", joining=True)

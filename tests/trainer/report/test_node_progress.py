@@ -21,6 +21,8 @@ from fluxtrain.report import progress
 from fluxtrain.report.progress import pending_collectives, publish, read_ranks
 from fluxtrain.runtime.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 
 def environment(folder: Path, rank: int) -> dict[str, str]:
     return {ENV_NODE_PROGRESS: str(folder), "RANK": f"{rank}", "LOCAL_RANK": f"{rank % 8}"}

@@ -24,6 +24,8 @@ from fluxtrain.runtime.devices import (
     unpin,
 )
 
+pytestmark = pytest.mark.slow
+
 FILE = """apiVersion: fluxtrain.dev/v1alpha1
 kind: FluxTraining
 metadata: {name: micro}

@@ -22,6 +22,8 @@ from fluxtrain.model.flux import pack
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.sample.denoise import denoise
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("size", "steps"), [((16, 16), 7), ((24, 24), 4), ((12, 20), 5)])
 @pytest.mark.parametrize("shift", ["none", "dev"])

@@ -57,6 +57,7 @@ def checked(root: Path, make: Callable[[Path], object], data: Any) -> int:
     return main(["data", "check", images, "--image-size", str(SIDE), "--all", *roots, *fields])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ALL, ids=name_of)
 def test_bad_data_are_answered_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: BadInput
@@ -165,6 +166,7 @@ ACCEPTED: list[Accepted] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ACCEPTED, ids=name_of)
 def test_unusual_data_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Accepted

@@ -24,6 +24,8 @@ from fluxtrain.data.loader import training_order
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.parallel.distributed import World
 
+pytestmark = pytest.mark.slow
+
 COUNT = 7
 
 

@@ -16,6 +16,8 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.parallel.distributed import World
 
+pytestmark = pytest.mark.slow
+
 COUNT = 7
 
 

@@ -16,6 +16,8 @@ from fluxtrain.data.loader import evaluation_batches
 from fluxtrain.data.sources import open_source
 from fluxtrain.launch.torchrun import check_before_starting
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.slow
 def test_losses_are_bit_equal_from_every_layout(prepared: RunPaths, tmp_path: Path) -> None:

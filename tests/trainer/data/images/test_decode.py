@@ -27,6 +27,8 @@ from fluxtrain.data.images import SampleError, TarImages, decode
 from fluxtrain.data.pictures import picture
 from fluxtrain.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 
 def test_transparent_parts_become_white() -> None:
     rgba = np.zeros((1, 3, 4), dtype=np.uint8)

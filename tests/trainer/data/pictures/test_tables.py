@@ -148,6 +148,7 @@ def test_any_damage_is_answered_and_leaves_nothing(tmp_path: Path) -> None:
         assert (folder / "table").exists() == (said == "")
 
 
+@pytest.mark.slow
 def test_a_page_that_becomes_much_larger_is_refused(tmp_path: Path) -> None:
     zeros = [{"image": {"bytes": bytes(64 << 20)}, "text": "a"}]
     table = pa.Table.from_pylist(zeros)

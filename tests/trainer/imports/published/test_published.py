@@ -31,6 +31,7 @@ def test_there_are_many_of_each_kind() -> None:
     assert forms.keys() == {".toml", ".json", ".yaml", ".env", "command"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", RIGHT, ids=source_of)
 def test_what_is_trained_is_what_was_published(row: Mapping[str, Any], tmp_path: Path) -> None:
     found = import_file(render(row, tmp_path), {}, row.get("processes", 1))
@@ -48,6 +49,7 @@ def test_what_is_trained_is_what_was_published(row: Mapping[str, Any], tmp_path:
             refuse_lost(found, "published")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", REFUSED, ids=source_of)
 def test_what_is_no_training_of_flux_is_refused_by_its_kind(
     row: Mapping[str, Any], tmp_path: Path

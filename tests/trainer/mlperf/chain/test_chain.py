@@ -30,6 +30,8 @@ from fluxtrain.mlperf.jobs import RAN_JOB_FILE, ran_job
 from fluxtrain.mlperf.review.run_rules import log_follows_its_chain
 from fluxtrain.state.run_state import RunState
 
+pytestmark = pytest.mark.slow
+
 
 def write_until_killed(run: ChainedRun, ready: int) -> NoReturn:
     try:

@@ -261,6 +261,7 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_is_named(run: ChainedRun, name: str) -> None:
     forge, text = FORGERIES[name]

@@ -234,6 +234,7 @@ def status(*paths: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_status_of_ten_closed_runs_has_the_verdict(
     ten: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +353,7 @@ ENDS: list[tuple[str, dict[str, str], str, str]] = [
 """What is changed in the log of an open run that reached its target; its state, and what the check says."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "changes", "state", "text"), ENDS, ids=[row[0] for row in ENDS])
 def test_status_and_check_say_the_same_of_a_run(
     what: str,

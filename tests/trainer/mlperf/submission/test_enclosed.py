@@ -19,6 +19,8 @@ from fluxtrain.mlperf.review.package_rules import RULES
 from fluxtrain.mlperf.review.review import all_rule_findings, result_findings
 from fluxtrain.mlperf.review.tree import read_results
 
+pytestmark = pytest.mark.slow
+
 CODE = "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
 RESULTS = "results/8xMI300X/flux1"
 FASTER = (26, 27, 27, 27, 27, 28, 28, 28, 28, 29)

@@ -20,6 +20,8 @@ from fluxtrain.mlperf.evidence import FAILED_FILE
 from fluxtrain.mlperf.review.review import all_rule_findings
 from fluxtrain.mlperf.review.tree import read_results
 
+pytestmark = pytest.mark.slow
+
 FAILED = {"type": "Failed", "status": "True", "reason": "ProgramFailed", "message": "of a bad node"}
 Kubectl = Callable[..., str]
 

@@ -38,6 +38,8 @@ from fluxtrain.mlperf.implementation import (
 from fluxtrain.mlperf.jobs import RAN_JOB_FILE, image_of, ran_job
 from fluxtrain.runtime.installed import differences, packages
 
+pytestmark = pytest.mark.slow
+
 IMAGE = f"registry.example.org/fluxtrain/trainer@sha256:{'0a' * 32}"
 DESCRIPTION = {**SYSTEM, "system_name": "8xMI300X"}
 MICRO: dict[str, Any] = {

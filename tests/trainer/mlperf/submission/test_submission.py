@@ -25,6 +25,8 @@ from fluxtrain.mlperf.facts import machine_facts
 from fluxtrain.mlperf.log_lines import read_lines
 from fluxtrain.mlperf.review.package import FIELDS
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Submission:

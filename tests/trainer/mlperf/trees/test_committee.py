@@ -19,6 +19,8 @@ from fluxtrain.mlperf.log_lines import TOKEN
 from fluxtrain.mlperf.review.tree import find
 from fluxtrain.mlperf.review.verdict import Verdict, judge
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&\x1b[31m"
 VOID = {"meta", "br", "img", "line", "polyline", "path"}
 

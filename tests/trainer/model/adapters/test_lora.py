@@ -21,6 +21,8 @@ from fluxtrain.model.layers import AdaptedLayer, adapted_layers, count_adapter_p
 from fluxtrain.model.lora import DoraLinear, add_adapters, is_adapter, measure
 from fluxtrain.model.parameters import count_parameters, described_parameters, initial_value
 
+pytestmark = pytest.mark.slow
+
 MODEL = tiny_model(depth=2, depth_single_blocks=2, guidance_embed=True)
 SPLIT = AdapterConfig(rank=4, alpha=6.0, split_qkv=True)
 MIXED = AdapterConfig(

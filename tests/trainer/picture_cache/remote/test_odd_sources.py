@@ -22,6 +22,8 @@ from fluxtrain.errors import FluxtrainError
 from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
 
+pytestmark = pytest.mark.slow
+
 
 def png(number: int) -> bytes:
     return file_of(noise(40, 40, seed=number), "PNG")

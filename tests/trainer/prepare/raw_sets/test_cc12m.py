@@ -42,6 +42,8 @@ from fluxtrain.prepare.cc12m import (
 from fluxtrain.prepare.download import FolderSource, open_source
 from fluxtrain.runtime.files import exclusive_lock
 
+pytestmark = pytest.mark.slow
+
 
 def reference_pixels(content: bytes) -> np.ndarray[Any, Any]:
     """Return the pixels after datasets' decoding, torchvision's resizing and the conversion to RGB."""

@@ -142,6 +142,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(raw: Path, tmp_path: P
     assert len(list(tmp_path.glob("set1/*.tar"))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["missing", "empty", "truncated", "text"])
 def test_an_unreadable_image_is_an_error(tmp_path: Path, fault: str) -> None:
     rows = select_with_pandas(write_raw_coco(tmp_path), 24)

@@ -70,6 +70,7 @@ def test_archives_of_a_folder_or_a_server_make_the_set_of_the_unpacked_files(
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.mark.slow
 def test_another_archive_of_the_name_is_refused(raw: Path, tmp_path: Path, capsys: Capture) -> None:
     with zipfile.ZipFile(raw / IMAGES, "a") as file:
         file.writestr("more", "x")

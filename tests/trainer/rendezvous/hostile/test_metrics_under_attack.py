@@ -43,6 +43,7 @@ def port() -> Iterator[int]:
     stop()
 
 
+@pytest.mark.slow
 def test_prometheus_is_answered_after_each_attack(port: int) -> None:
     target = Target(port, port, b"", b"", "")
     before = open_sockets()

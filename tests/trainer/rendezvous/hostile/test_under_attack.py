@@ -13,6 +13,8 @@ from fluxtrain.errors import StorageError
 from fluxtrain.rendezvous.membership import LOST_HEARTBEATS, Limits
 from fluxtrain.rendezvous.service import run
 
+pytestmark = pytest.mark.slow
+
 MAX_MIB, MAX_FILES = 512, 256 + 2 * 2 + 64 + 256
 """A quarter of the limit of the service's pod; the bounds of its two ports, and what closes."""
 ATTACKS: dict[str, Attack] = {**WITHOUT_KEY, **WITH_KEY}

@@ -32,6 +32,8 @@ from fluxtrain.report.gallery import (
 from fluxtrain.report.page import SCRIPT, Contents, History, render
 from fluxtrain.runtime.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>document.title='owned'</script>\"'><img src=x onerror=alert(1)> ü 😀"
 
 
