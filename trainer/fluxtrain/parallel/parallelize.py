@@ -222,14 +222,13 @@ class WeightScaling:
         self._gathered = [_GatheredInFp8(layer, room) for layer in sharded if room is not None]
         groups = (_group(module) for module in model.modules()) if sharded else ()
         for parameter in chain.from_iterable(group.fsdp_params for group in groups if group):
-            parameter._init_extensions()  # FSDP2 looks for the methods there, and has looked before
+            parameter._init_extensions()  # FSDP2 has looked for the hooks before they were there
 
     @property
     def memory(self) -> list[Tensor]:
         """Return the tensors of more than one value each."""
-        return [each.rounded for each in self._gathered] + [
-            each.room for each in self._gathered[:1]
-        ]
+        rounded_parts = [each.rounded for each in self._gathered]
+        return [*rounded_parts, *(each.room for each in self._gathered[:1])]
 
     @torch.no_grad()
     def __call__(self) -> None:
