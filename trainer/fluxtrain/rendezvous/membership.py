@@ -118,6 +118,7 @@ class Membership:
     """The members that are alive and do not wait."""
     _remaining: set[str] = field(default_factory=set)
     _lost_members: set[str] = field(default_factory=set)
+    _unheard: set[str] = field(default_factory=set)
     _most_agents: int = 0
     """The largest number of agents so far."""
     _expires_after: float = float("-inf")
@@ -197,6 +198,7 @@ class Membership:
             (self._running, is_member and agent is not None and not waiting),
             (self._remaining, is_member and waiting),
             (self._lost_members, is_member and name in self.lost),
+            (self._unheard, agent is not None and not agent.heard),
         ):
             if belongs:
                 names.add(name)
@@ -253,11 +255,16 @@ class Membership:
         return 0 < self.generation <= self.ended
 
     def _is_ready(self, now: float) -> bool:
-        """Return whether a generation can form: every agent waits, and they are enough."""
+        """Return whether a generation can form: every agent waits, and they are enough.
+
+        If they are all that are wanted, those that this service has not heard may have left.
+        """
         waiting = self._waiting
         if self.closed or now < self.forms_after:
             return False
-        if len(waiting) < max(1, self.limits.min_nodes) or len(waiting) < len(self._agents):
+        needless = len(self._unheard) if len(waiting) >= self.limits.wanted_nodes else 0
+        awaited = len(self._agents) - needless
+        if len(waiting) < max(1, self.limits.min_nodes) or len(waiting) < awaited:
             return False
         remains = bool(self._remaining)  # of the generation before
         return len(waiting) >= self.limits.wanted_nodes or remains or self._is_settled(now)

@@ -414,6 +414,23 @@ def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
     assert list(job.service.lost) == ["b"]
 
 
+@pytest.mark.parametrize(("wanted", "left"), [(1, "a"), (2, "ab")])
+def test_a_new_service_does_not_wait_for_agents_that_are_not_wanted(wanted: int, left: str) -> None:
+    """Scaled down: the others end while the service is replaced, so none hears that they leave."""
+    job = agents(wanted=3)
+    job.start("a", "b", "c")
+    job.run(2)
+    job.kill(*({"a", "b", "c"} - set(left)))
+    job.service = Membership(Limits(1, wanted), forms_after=job.now + 2)
+    job.beat("a")
+    for name in left:
+        job.fail(name)
+    job.run(4)
+    assert (job.service.generation, job.running) == (2, set(left))
+    job.run(2 * UNHEARD_SECONDS)
+    assert (job.service.generation, job.running) == (2, set(left))
+
+
 @pytest.mark.parametrize("late", [0.5, 5.5, 8, 33, 44])
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_agents_find_a_new_service_at_different_times(first: str, late: float) -> None:
