@@ -8,6 +8,7 @@ import sys
 from cluster import lifecycle
 from cluster.console import log, timed
 from cluster.errors import ClusterError
+from cluster.layout import BIN
 from cluster.nodes import fake_nodes
 
 
@@ -30,7 +31,7 @@ def _run_command(arguments: argparse.Namespace) -> None:
         case "up":
             with timed("all"):
                 kubeconfig = lifecycle.up(arguments.nodes)
-            print(f"export KUBECONFIG={kubeconfig}")
+            print(f"export KUBECONFIG={kubeconfig} PATH={BIN}:$PATH")
         case "down":
             with timed("stopped"):
                 lifecycle.down()

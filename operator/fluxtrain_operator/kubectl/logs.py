@@ -39,7 +39,8 @@ def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
     pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
     listed = [pod["metadata"]["name"] for pod in pods]
     if not listed:
-        raise KubectlError(f"{name} has no pods{_where()}")
+        text = f"{name} has no pods: `kubectl fluxtrain why {name}` says why{_where()}"
+        raise KubectlError(text)
     texts = _read(kubectl, listed)
     pod = rank_0_of(texts)
     if not mlperf_only:

@@ -195,7 +195,9 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "Whoever set the finalizers must remove them: `kubectl patch KIND NAME -n $namespace --type=merge "
         """-p '{"metadata":{"finalizers":null}}'`."""
     ),
-    "QuotaExceeded": "Raise the quota or free resources: `kubectl describe quota -n $namespace`.",
+    "QuotaExceeded": (
+        "Raise the quota, free resources or lower spec.resources: `kubectl describe quota -n $namespace`."
+    ),
     "AmountNotSet": (
         "The quota counts an amount that the pod does not set: add it to spec.resources, of the rendezvous "
         "pod to spec.resources.rendezvous (the chart's value podDefaults.rendezvous.resources)."
@@ -307,7 +309,9 @@ _REMEDIES = {  # reasons whose message says it already are left out
         "The operator tries again, at most every five minutes; `kubectl describe node` and the device "
         "plugin's log show why the kubelet rejects the pod."
     ),
-    "Unschedulable": "Free or add nodes that meet this, or lower spec.nodes.min.",
+    "Unschedulable": (
+        "Free or add nodes that meet this, or ask for less: spec.nodes.min, spec.gpusPerNode, spec.resources."
+    ),
     "ClaimNotFound": (
         "Create the PersistentVolumeClaim that the message names in $namespace, or correct its name in "
         "spec.storage or spec.podTemplate: `kubectl get pvc -n $namespace`."
@@ -335,7 +339,8 @@ _REMEDIES = {  # reasons whose message says it already are left out
     ),
     "Pulling": "Large images take minutes on a node that has not used them.",
     "CreateContainerConfigError": (
-        "Create the secret or config map that the message names, or correct spec.podTemplate."
+        "Create the secret or config map that the message names, or correct spec.credentials or "
+        "spec.podTemplate."
     ),
     "FailedMount": "Check that the volume, its claim or secret exists and can be mounted on that node.",
     "FailedAttachVolume": "Check that the volume can be attached there: is it in use on another node?",

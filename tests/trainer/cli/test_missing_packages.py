@@ -10,6 +10,7 @@ import pytest
 from tests.paths import MICRO
 
 from fluxtrain.cli import main
+from fluxtrain.contract.process import ENV_POD_UID
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 from fluxtrain.runtime.program import missing_package
 
@@ -101,6 +102,14 @@ def test_a_command_names_the_extra_that_it_needs() -> None:
     for error in lines[::2]:
         assert error.startswith("fluxtrain: error: the package ")
         assert error.endswith(" is not installed: pip install 'fluxtrain[trainer]'")
+
+
+def test_in_a_pod_the_image_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_POD_UID, "uid")
+    text = missing_package(ModuleNotFoundError("No module named 'torch'", name="torch"))
+    assert text == (
+        "the image has no package torch: name one in spec.image that does (docs/cluster.md)"
+    )
 
 
 def test_a_command_that_needs_none_works() -> None:

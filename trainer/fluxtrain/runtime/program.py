@@ -180,5 +180,9 @@ MLPERF_PACKAGE = "mlperf_logging"
 
 
 def needs(package: str, extra: str) -> str:
-    """Return that ``package`` is missing, and the command that installs it with ``extra``."""
+    """Return that ``package`` is missing, and what installs it with ``extra``; in a pod an image has it."""
+    from fluxtrain.contract.process import ENV_POD_UID
+
+    if ENV_POD_UID in os.environ:
+        return f"the image has no package {package}: name one in spec.image that does (docs/cluster.md)"
     return f"the package {package} is not installed: pip install 'fluxtrain[{extra}]'"
