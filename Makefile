@@ -41,7 +41,7 @@ endif
 INSTALLED := .venv/.installed$(addprefix -,$(filter-out auto,$(TORCH)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check check-quick format generate golden fuzz lock sbom audit wheel release check-tag push-chart push-image sign verify reproduce bench bench-operator faults cluster cluster-down chart size clean
+.PHONY: help setup run lora test test-quick proof prepare-cluster test-isa test-ipv6 test-torch check check-quick format generate golden fuzz lock sbom audit wheel release check-tag push-chart push-image sign verify reproduce bench bench-operator faults cluster cluster-images cluster-down chart size clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -167,6 +167,9 @@ faults: setup ## do each fault of tests/faults to a job on a real cluster, and w
 
 cluster: setup ## start a real Kubernetes of three nodes (NODES=, FAMILY=ipv4|ipv6) on this machine, as root; prints the KUBECONFIG to export
 	@FAMILY=$(FAMILY) $(BIN)/python -m cluster up --nodes=$(NODES)
+
+cluster-images: setup ## build both images of this checkout and load them into its nodes; prints how to apply a small job
+	@FAMILY=$(FAMILY) $(BIN)/python -m cluster images --nodes=$(NODES)
 
 cluster-down: ## stop it; nothing is left
 	@$(BIN)/python -m cluster down

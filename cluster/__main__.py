@@ -1,4 +1,4 @@
-"""The command line `python -m cluster up|down|prepare|status|fake`; messages go to standard error."""
+"""The command line `python -m cluster up|images|down|prepare|status|fake`; messages go to standard error."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from cluster import lifecycle
 from cluster.console import log, timed
 from cluster.errors import ClusterError
+from cluster.kubectl import Kubectl
 from cluster.layout import BIN
-from cluster.nodes import fake_nodes
+from cluster.nodes import checkout, fake_nodes
 
 
 def main() -> int:
@@ -32,6 +33,8 @@ def _run_command(arguments: argparse.Namespace) -> None:
             with timed("all"):
                 kubeconfig = lifecycle.up(arguments.nodes)
             print(f"export KUBECONFIG={kubeconfig} PATH={BIN}:$PATH")
+        case "images":
+            print(f"kubectl apply -f {checkout.load(Kubectl(lifecycle.up(arguments.nodes)))}")
         case "down":
             with timed("stopped"):
                 lifecycle.down()
@@ -42,7 +45,10 @@ def _run_command(arguments: argparse.Namespace) -> None:
             with timed(f"{arguments.count} fake nodes"):
                 fake_nodes.start(arguments.count)
         case _:
-            for name, running in lifecycle.status().items():
+            programs = lifecycle.status()
+            if not programs:
+                log("no cluster of this checkout runs")
+            for name, running in programs.items():
                 print(f"{'runs' if running else 'DEAD'}  {name}")
 
 
@@ -50,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     up = commands.add_parser("up", help="start a cluster, or use the running one")
-    up.add_argument("--nodes", type=int, default=2, help="how many (default 2)")
+    load = commands.add_parser("images", help="build this checkout's images, for a small job too")
+    for command in (up, load):
+        command.add_argument("--nodes", type=int, default=2, help="how many (default 2)")
     commands.add_parser("prepare", help="build everything that a start needs")
     commands.add_parser("down", help="stop and remove it")
     commands.add_parser("status", help="list its programs")

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import sysconfig
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.commands import run
 from cluster.kubectl import NO_PROXY
-from cluster.layout import CACHE, nodes
-from cluster.nodes import containerd, images, volumes
+from cluster.layout import nodes
+from cluster.nodes import checkout, containerd, images
 from cluster.programs import binaries
 from tests.chart.release.registry import VERSION, push_chart, push_image
 from tests.paths import ROOT
@@ -46,43 +39,12 @@ def publish(registry: str, context: Path) -> None:
     Nodes have no resolver of registries without TLS, so that containerd is told to pull.
     """
     push_chart(registry, context)
-    _pip("wheel", "--no-deps", "--wheel-dir", context / "dist", ROOT)
-    shutil.copytree(ROOT / "images", context / "images")
-    shutil.copy(ROOT / ".dockerignore", context)
-    # the test's base image has torch and the rest in a volume: pip keeps them, as in AMD's image
-    mounted = {
-        "operator": (f"{_operator_wheels()}:/wheels:ro", " --find-links=/wheels"),
-        "trainer": (f"{sysconfig.get_path('purelib')}:{volumes.SITE_PACKAGES}:O", ""),
-    }
-    for what, (volume, wheels) in mounted.items():
-        options = f"--volume={volume} --build-arg='PIP_OPTIONS=--no-index{wheels}'"
+    checkout.write_context(context)
+    for what, (volume, pip) in checkout.mounted().items():
+        options = f"--volume={volume} --build-arg='PIP_OPTIONS={pip}'"
         push_image(what, registry, context, options)
         name = f"{registry}/fluxtrain/{what}:{VERSION}"
         for node in nodes():
             containerd.ctr(node, "images", "pull", "--plain-http", name)
     operator = f"{registry}/fluxtrain/operator"
     images.tag(f"{operator}:{VERSION}", f"{operator}:{NEXT_TAG}")
-
-
-def _operator_wheels() -> Path:
-    """Return a folder with the wheels of the operator's dependencies, cached, since builds are offline."""
-    lock = ROOT / "images" / "operator-requirements.lock"
-    key = hashlib.sha256(lock.read_bytes() + sys.version.encode())
-    folder = CACHE / "wheels" / f"operator-{key.hexdigest()[:16]}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            requirements = ["--require-hashes", "--requirement", lock]
-            _pip("download", "--only-binary=:all:", "--dest", f"{temporary}/wheels", *requirements)
-            Path(temporary, "wheels").rename(folder)
-    return folder
-
-
-def _pip(*arguments: str | Path) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
