@@ -251,6 +251,11 @@ class Membership:
         return len(self._running) < len(self._members)
 
     @property
+    def _exceeds(self) -> bool:
+        """Return whether the generation is that of an earlier service, for more nodes."""
+        return len(self._members) > self.limits.wanted_nodes
+
+    @property
     def _must_end(self) -> bool:
         return 0 < self.generation <= self.ended
 
@@ -293,7 +298,8 @@ class Membership:
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
         is_member = beat.agent in self._members
         current = beat.generation == self.generation
-        must_reform = self._must_end or self._broken or not is_member or self._can_grow(now)
+        is_whole = is_member and not (self._broken or self._exceeds)
+        must_reform = self._must_end or not is_whole or self._can_grow(now)
         return Reply.model_construct(  # all values are checked; a world has thousands
             boot="",
             generation=self.generation,

@@ -431,6 +431,20 @@ def test_a_new_service_does_not_wait_for_agents_that_are_not_wanted(wanted: int,
     assert (job.service.generation, job.running) == (2, set(left))
 
 
+def test_a_new_service_ends_a_generation_of_more_agents_than_are_wanted() -> None:
+    job = agents(wanted=3)
+    job.start("a", "b", "c")
+    job.run(2)
+    job.service = Membership(Limits(1, 2), forms_after=job.now + 2)
+    job.beat("a")
+    assert job.beat("a").reform, "its trainers may hang: one whose peer has gone tells nobody"
+    job.run(4)
+    assert (job.service.generation, job.running) == (2, {"a", "b"})
+    job.kill("c")
+    job.run(60)
+    assert (job.service.generation, job.running) == (2, {"a", "b"})
+
+
 @pytest.mark.parametrize("late", [0.5, 5.5, 8, 33, 44])
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_agents_find_a_new_service_at_different_times(first: str, late: float) -> None:
