@@ -41,6 +41,7 @@ class Run:
         self.volume.mkdir(exist_ok=True)
         self.config = resolve({"preset": "micro", "checkpoint": {"memory_every_steps": every}})
         self.state, self.run = make_state(0.0), RunState(step, step * 16)
+        self.step_seconds = 0.1
         parts = Slots(self.volume, start, WORLD, rows_of(self.state), Shard(0, 1))
         self.writer = Snapshots(
             self.state,
@@ -59,7 +60,7 @@ class Run:
     def train(self, steps: int, bad_step: Tensor = GOOD) -> None:
         for _ in range(steps):
             step = self.run.step + 1
-            self.run = RunState(step, step * 16, train_seconds=step * 0.1)
+            self.run = RunState(step, step * 16, train_seconds=step * self.step_seconds)
             for tensor in self.state.values():
                 tensor.fill_(step)
             self.writer.after_step(self.run, bad_step)
@@ -131,10 +132,11 @@ def test_a_poisoned_state_is_dropped(tmp_path: Path) -> None:
 
 def test_the_interval_follows_from_the_cost(tmp_path: Path) -> None:
     run = Run(tmp_path, every=None)
+    run.step_seconds = 60.0  # next to it any machine's snapshot costs nothing
     run.train(300)
     run.writer.finish()
     assert run.reported[:2] == [10, 20], "while the cost is not known"
-    assert len(run.reported) > 31, "at 0.1 s a step they cost next to nothing"
+    assert len(run.reported) > 31, "and more often then"
 
 
 SHORT = Bound("the memory cgroup", 2_000_000_000, 100_000_000, 300_000_000)
