@@ -26,7 +26,7 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),  # of the client
 ]
 REPO, TOKEN = "somebody/my-style", "hf_secret"
 HOSTILE = 'a `heart` | ---\n<script>alert(1)</script>: \'ü\' """'

@@ -22,7 +22,7 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.model.flux import Flux
-from fluxtrain.model.fp8 import OCP, Fp8Linear
+from fluxtrain.model.fp8 import OCP, Fp8Linear, rounded
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.optim.optimizer import Optimizer
 from fluxtrain.parallel.distributed import World, local_part, process_group
@@ -121,16 +121,26 @@ def compare(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> N
 
 
 def require_largest(world: World) -> None:
-    """Compare the values of layers whose largest one another rank may have, or all ranks but one."""
+    """Compare the values of layers whose largest one another rank may have, or all ranks but one.
+
+    And what is gathered of them, with ranks that have no row.
+    """
     kind = type("Fp8Linear", (Fp8Linear,), {"recipe": "tensorwise", "dialect": OCP})
     torch.manual_seed(0)
     model = nn.Sequential(*(kind(5, rows) for rows in (1, 2, 4, 7)))
-    expected = [layer.weight.detach().bfloat16().abs().amax().float() for layer in layers(model)]
+    weights = [layer.weight.detach().bfloat16() for layer in layers(model)]
+    expected = [weight.abs().amax().float() for weight in weights]
     if world.size > 1:
         finish_sharding(fully_shard(model, mesh=world.mesh(1)))
     WeightScaling(model, torch.bfloat16)()
     found = [layer.largest for layer in layers(model)]
     assert found == expected, "numbers of one value each"
+    if isinstance(model, FSDPModule):
+        model.unshard()
+        for layer, weight in zip(layers(model), weights, strict=True):
+            right = rounded(weight, OCP.forward, None)
+            assert layer.values is not None
+            assert layer.values.float().equal(right.values.float())
 
 
 @pytest.mark.torch_range
