@@ -165,7 +165,7 @@ bench-operator: setup ## our operator among 1,000 jobs, and against Kubeflow's t
 faults: setup ## do each fault of tests/faults to a job on a real cluster, and write docs/faults.md; half an hour, as root
 	$(BIN)/python -m tests.faults $(FAULTS)
 
-cluster: setup ## start a real Kubernetes of three nodes (NODES=, FAMILY=ipv4|ipv6) on this machine, as root; prints the KUBECONFIG to export
+cluster: setup ## start a real Kubernetes of three nodes (NODES=, FAMILY=ipv4|ipv6) on this machine, as root; prints the KUBECONFIG and PATH to export
 	@FAMILY=$(FAMILY) $(BIN)/python -m cluster up --nodes=$(NODES)
 
 cluster-images: setup ## build both images of this checkout and load them into its nodes; prints how to apply a small job

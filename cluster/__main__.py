@@ -34,7 +34,8 @@ def _run_command(arguments: argparse.Namespace) -> None:
                 kubeconfig = lifecycle.up(arguments.nodes)
             print(f"export KUBECONFIG={kubeconfig} PATH={BIN}:$PATH")
         case "images":
-            print(f"kubectl apply -f {checkout.load(Kubectl(lifecycle.up(arguments.nodes)))}")
+            job = checkout.load(Kubectl(lifecycle.up(arguments.nodes)))
+            print(f"kubectl apply -f {job}  # once the operator is installed: docs/cluster.md")
         case "down":
             with timed("stopped"):
                 lifecycle.down()

@@ -118,7 +118,7 @@ class Membership:
     """The members that are alive and do not wait."""
     _remaining: set[str] = field(default_factory=set)
     _lost_members: set[str] = field(default_factory=set)
-    _unheard: set[str] = field(default_factory=set)
+    _unheard: set[str] = field(default_factory=set)  # known from the world of another
     _most_agents: int = 0
     """The largest number of agents so far."""
     _expires_after: float = float("-inf")
