@@ -108,7 +108,8 @@ def datasets(root: Path) -> Work:
     from datasets import load_dataset
     from transformers import AutoTokenizer, CLIPTextModel, T5EncoderModel
 
-    from fluxtrain.encode.codec import load_autoencoder
+    from fluxtrain.contract.run.precision import EncodersConfig
+    from fluxtrain.encode.codec import load_encoder
 
     models = root / "models"
     t5_tokenizer, clip_tokenizer = (
@@ -116,7 +117,8 @@ def datasets(root: Path) -> Work:
     )
     t5 = T5EncoderModel.from_pretrained(models / "t5", dtype=torch.bfloat16).eval()
     clip = CLIPTextModel.from_pretrained(models / "clip", dtype=torch.bfloat16).eval()
-    autoencoder = load_autoencoder(models / "autoencoder" / "ae.safetensors").bfloat16()
+    cpu = torch.device("cpu")
+    autoencoder = load_encoder(EncodersConfig(), models, cpu, torch.bfloat16)
 
     def ids(tokenizer: Any, captions: list[str], length: int) -> torch.Tensor:
         options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}

@@ -12,10 +12,13 @@ from diffusers import AutoencoderKL
 from safetensors.torch import save, save_file
 from torch import Tensor
 
+from fluxtrain.contract.run.precision import EncodersConfig
+from fluxtrain.encode import codec
 from fluxtrain.encode.codec import (
     Autoencoder,
     PatchAutoencoder,
     load_autoencoder,
+    load_encoder,
     load_patch_autoencoder,
     save_patch_autoencoder,
 )
@@ -126,6 +129,23 @@ def test_a_saved_autoencoder_loads_frozen(tmp_path: Path) -> None:
     assert not any(p.requires_grad for p in loaded.parameters())
     latents = torch.randn(1, 16, 2, 2)
     assert torch.equal(loaded.decode(latents), random_autoencoder().decode(latents))
+
+
+@pytest.mark.parametrize(("lacks", "tolerance"), [(True, 3e-3), (False, 3e-2)])
+def test_a_cpu_without_bfloat16_encodes_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: bool, tolerance: float
+) -> None:
+    """There a convolution in bfloat16 takes a hundred times as long; encodings are rounded to it."""
+    monkeypatch.setattr(codec, "lacks_bfloat16", lambda device: lacks)
+    saved(tmp_path / "ae.safetensors")
+    encoders = EncodersConfig(autoencoder="ae.safetensors")
+    loaded = load_encoder(encoders, tmp_path, torch.device("cpu"), torch.bfloat16)
+    assert {p.dtype for p in loaded.parameters()} == {torch.float32 if lacks else torch.bfloat16}
+    images = (2 * torch.rand(1, 3, 16, 16) - 1).bfloat16()
+    moments = torch.cat(loaded.encode(images), dim=1)
+    assert moments.dtype == torch.bfloat16
+    theirs = reference(random_autoencoder()).encoder(images.double())
+    assert relative_error(moments, theirs) <= tolerance
 
 
 def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fluxtrain.runtime.devices import (
     GPUS,
     find_device,
     find_gpu,
+    lacks_bfloat16,
     memory_of,
     missing_gpus,
     pin,
@@ -230,3 +231,16 @@ def test_a_gpu_is_known_by_its_drivers_name_and_by_a_short_one(name: str, gpu: s
 )
 def test_a_slower_board_of_almost_the_same_name_is_not_known(name: str) -> None:
     assert find_device(name) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "has", "expected"),
+    [("cpu", True, False), ("cpu", False, True), ("cpu", None, True), ("cuda", False, False)],
+)
+def test_a_cpu_may_lack_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, kind: str, has: bool | None, expected: bool
+) -> None:
+    """Torch without oneDNN has no such operation."""
+    operations = {} if has is None else {"_is_mkldnn_bf16_supported": lambda: has}
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(**operations))
+    assert lacks_bfloat16(torch.device(kind)) is expected

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,22 @@ def test_a_model_that_cannot_be_compiled_on_gpus_is_passed_all_the_same(
     prepare(flow_loss, (2, None), World(0, 0, 1, device), tmp_path)
     assert "blocks are not compiled: Triton is missing" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("compute", "lacks"), [*product(("bfloat16", "float32"), (False, True))])
+def test_a_run_says_that_its_cpu_has_no_bfloat16(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    compute: str,
+    lacks: bool,
+) -> None:
+    monkeypatch.setattr(module, "lacks_bfloat16", lambda device: lacks)
+    config = resolve({"preset": "micro", "precision": {"compute": compute}})
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    module.initial_model(config, paths, World(0, 0, 1, CPU), True, None, lambda: None)
+    is_slow = compute == "bfloat16" and lacks
+    assert ("precision.compute: float32 is much faster" in capsys.readouterr().err) == is_slow
 
 
 @pytest.mark.parametrize(("node", "has_file"), [(0, False), (0, True), (1, False)])

@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.blocks import any_attention
+from fluxtrain.runtime.devices import lacks_bfloat16
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.safetensors import identify, open_safetensors, read_shapes
 
@@ -228,8 +229,12 @@ class Autoencoder(nn.Module):
 
     @any_attention
     def encode(self, images: Images) -> tuple[Latents, Latents]:
-        """Return mean and log variance of the latents of ``images`` in [-1, 1], sides multiples of 8."""
-        mean, logvar = self.encoder(images).chunk(2, dim=1)
+        """Return mean and log variance of the latents of ``images`` in [-1, 1], sides multiples of 8.
+
+        They have the dtype of ``images``; the weights' is that of the arithmetic.
+        """
+        latents = self.encoder(images.to(self.encoder.conv_in.weight.dtype))
+        mean, logvar = latents.to(images.dtype).chunk(2, dim=1)
         return mean, logvar
 
     @any_attention
@@ -347,9 +352,13 @@ class PatchAutoencoder(nn.Module):
         self.register_buffer("logvar", torch.tensor(-20.0))
 
     def encode(self, images: Images) -> tuple[Latents, Latents]:
-        """Return mean and log variance of the latents of ``images``; the variance is the same for all."""
-        latents = self.analysis(images) + self.encoder(images)
-        mean = (latents - self.latent_mean) / self.latent_std
+        """Return mean and log variance of the latents of ``images``; the variance is the same for all.
+
+        They have the dtype of ``images``; the weights' is that of the arithmetic.
+        """
+        wide = images.to(self.latent_mean.dtype)
+        latents = self.analysis(wide) + self.encoder(wide)
+        mean = ((latents - self.latent_mean) / self.latent_std).to(images.dtype)
         return mean, self.logvar.expand_as(mean)
 
     def decode(self, latents: Latents) -> Images:
@@ -416,6 +425,14 @@ def load_codec(encoders: EncodersConfig, models_root: Path) -> Codec:
     if encoders.autoencoder_kind == "patch":
         return load_patch_autoencoder(path)
     return load_autoencoder(path)
+
+
+def load_encoder(
+    encoders: EncodersConfig, models_root: Path, device: torch.device, dtype: torch.dtype
+) -> Codec:
+    """Return `load_codec` on ``device``, computing in ``dtype``; in float32 on a CPU without bfloat16."""
+    computed = torch.float32 if lacks_bfloat16(device) else dtype
+    return load_codec(encoders, models_root).to(device, computed)
 
 
 def load_decoder(encoders: EncodersConfig, models_root: Path, device: torch.device) -> Decoder:

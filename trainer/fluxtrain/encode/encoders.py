@@ -17,14 +17,14 @@ from torch import Tensor
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig, is_single_file
 from fluxtrain.data.dataset import AnyBatch, Batch, DrawnBatch, EmptyText, Encodings, ImageBatch
-from fluxtrain.encode.codec import Codec, load_codec
+from fluxtrain.encode.codec import Codec, load_encoder
 from fluxtrain.encode.text import TextEncoder, check_file, load_text_encoder
 from fluxtrain.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """A text encoder and an autoencoder on one device, in one dtype."""
+    """A text encoder and an autoencoder on one device, and the dtype of encodings."""
 
     text: TextEncoder
     codec: Codec
@@ -75,7 +75,7 @@ def _load(
 ) -> Encoders:
     dtype: torch.dtype = getattr(torch, encoders.precision)
     text = load_text_encoder(encoders, text_length, models_root, device, dtype)
-    codec = load_codec(encoders, models_root).to(device, dtype)
+    codec = load_encoder(encoders, models_root, device, dtype)
     return Encoders(text, codec, device, dtype)
 
 

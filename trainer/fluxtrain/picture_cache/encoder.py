@@ -27,7 +27,7 @@ from fluxtrain.data.pictures.subset import (
     read_picture,
     reason_of,
 )
-from fluxtrain.encode.codec import Codec, condition_of, load_codec, scaled
+from fluxtrain.encode.codec import Codec, condition_of, load_encoder, scaled
 from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.work import required_latents
@@ -87,8 +87,8 @@ class PictureEncoder:
     def _encode(self, latents: Latents, pixels: Pixels, control: Pixels | None) -> None:
         dtype = encoders_dtype(self.config)
         if self._codec is None:
-            codec = load_codec(self.config.encoders, self.paths.models)
-            self._codec = codec.to(self.world.device, dtype)
+            place = self.paths.models, self.world.device
+            self._codec = load_encoder(self.config.encoders, *place, dtype)
         image = scaled(pixels, self.world.device, dtype)
         mean, logvar = self._codec.encode(image)
         require_equal("in_channels", self.config.model.out_channels, mean.shape[1] * 4)

@@ -53,6 +53,7 @@ from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.parallel.parallelize import DTYPES, build_model, free_gathered, observe_waits
 from fluxtrain.parallel.preflight import run_preflight
 from fluxtrain.report.observer import Observer
+from fluxtrain.runtime.devices import lacks_bfloat16
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.sample.grid import GridSampler
 from fluxtrain.sample.prompts import check_sampling
@@ -433,6 +434,8 @@ def initial_model(
         if world.is_main:
             print(f"fluxtrain: {text}", file=sys.stderr, flush=True)
 
+    if config.precision.compute == "bfloat16" and lacks_bfloat16(world.device):
+        tell("this CPU has no instructions for bfloat16; precision.compute: float32 is much faster")
     settle_base(config, paths, world, is_new)
     published = None
     if is_new or config.adapter is not None:  # adapters' checkpoints have no weights
