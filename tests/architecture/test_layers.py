@@ -64,6 +64,16 @@ def test_the_page_shows_core_and_wings_with_their_lines() -> None:
     assert set().union(*rows["trainer/fluxtrain"]) <= shown.keys()
 
 
+def test_one_module_of_the_core_knows_the_family_by_name() -> None:
+    """Others ask ``model.takes``; the importers have words of their own."""
+    trainer = ROOT / "trainer" / "fluxtrain"
+    paths = {
+        path.relative_to(trainer) for path in modules(trainer) if '"kontext"' in path.read_text()
+    }
+    named = {str(path) for path in paths if path.parts[0] != "imports"}
+    assert named == {"contract/run/model.py", "cli/sample.py"}
+
+
 def entries() -> Iterator[tuple[str, str, str]]:
     """Yield each ``module:name`` by which a module of the trainer finds a function, and that module."""
     for path in modules(ROOT / "trainer"):

@@ -226,30 +226,30 @@ HALF[:, :16] = 255
     ids=["grey", "on transparent black", "on transparent white", "grey with opacity", "PNG", "GIF"],
 )
 def test_what_is_transparent_in_a_mask_is_black(content: bytes) -> None:
-    assert control_of(content, "fill", (32, 16), AT)[0].equal(HALF)
+    assert control_of(content, (32, 16), AT, is_mask=True)[0].equal(HALF)
     assert mask_of(content, "", (32, 16), AT).equal(HALF[::8, ::8] / 255)
 
 
 @pytest.mark.parametrize(
-    ("kind", "content", "message"),
+    ("is_mask", "content", "message"),
     [
-        ("fill", drawn("L", 1, 0), "brightest pixel has 1: nothing of it would be filled; 255 is"),
-        ("fill", drawn("RGBA", (90, 120, 200, 255), (150, 90, 60, 0)), "nothing of it"),
+        (True, drawn("L", 1, 0), "brightest pixel has 1: nothing of it would be filled; 255 is"),
+        (True, drawn("RGBA", (90, 120, 200, 255), (150, 90, 60, 0)), "nothing of it"),
         (
-            "fill",
+            True,
             file_of(small_image(1), "PNG"),
             "is no mask: .* % of it is neither black nor white",
         ),
-        ("kontext", file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
-        ("kontext", file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
+        (False, file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
+        (False, file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
     ],
     ids=["dark", "transparent photograph", "photograph", "tiny", "panorama"],
 )
-def test_a_control_that_is_none_is_named(kind: str, content: bytes, message: str) -> None:
+def test_a_control_that_is_none_is_named(is_mask: bool, content: bytes, message: str) -> None:
     with Image.open(io.BytesIO(content)) as image:
-        size = image.size if kind == "fill" else (32, 16)
+        size = image.size if is_mask else (32, 16)
     with pytest.raises(PictureError, match=message):
-        control_of(content, kind, size, Placement((32, 16), (32, 16)))
+        control_of(content, size, Placement((32, 16), (32, 16)), is_mask)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from fluxtrain.adapter.file import read_adapter, readers
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CONFIG_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.errors import UNSET, ConfigError, DataError, one_line
 from fluxtrain.fetch.http import DownloadError
 from fluxtrain.state.run_state import read_config
@@ -29,7 +29,7 @@ _PUBLISHER = "black-forest-labs"
 _OPEN = "FLUX.1-schnell"
 _SIZES = ("hidden_size", "depth", "depth_single_blocks", "vec_in_dim", "context_in_dim")
 _DEV = "FLUX.1-dev"
-_OTHERS = {"kontext": "FLUX.1-Kontext-dev", "fill": "FLUX.1-Fill-dev", "krea": "FLUX.1-Krea-dev"}
+_OTHERS = {name: each.repository for name, each in CONDITIONS.items()} | {"krea": "FLUX.1-Krea-dev"}
 """What names the base in the name of its file, if it is neither schnell nor plain dev."""
 
 
@@ -88,10 +88,6 @@ class Publication:
         name = "-".join(names).lower()
         return f"{_PUBLISHER}/{next((to for word, to in _OTHERS.items() if word in name), _DEV)}"
 
-    @property
-    def _is_conditioned(self) -> bool:
-        return self.config.model.condition != "none"
-
     def files(self) -> dict[str, Path]:
         """Return the files by their paths in the repository, without the card."""
         images = {f"{_IMAGES}/{path.name}": path for path, _ in self.images}
@@ -130,7 +126,7 @@ class Publication:
             front |= {"base_model": self.base, "base_model_relation": "adapter"}
         front |= {
             "library_name": "diffusers",
-            "pipeline_tag": "image-to-image" if self._is_conditioned else "text-to-image",
+            "pipeline_tag": "image-to-image" if self.config.model.takes else "text-to-image",
             "tags": ["flux", "lora", "diffusers", "text-to-image", "template:sd-lora", "fluxtrain"],
         }
         if trigger:
@@ -147,9 +143,10 @@ class Publication:
                 "`fluxtrain sample BASE --adapter FILE --prompt PROMPT`, with the run of its base."
             ]
         parts = [f"Read by {self.readers}."]
-        if self._is_conditioned:
-            kind = self.config.model.condition.capitalize()
-            parts.append(f"In diffusers, `Flux{kind}Pipeline` takes it, and the picture to change.")
+        if takes := self.config.model.takes:
+            parts.append(
+                f"In diffusers, `Flux{takes.name}Pipeline` takes it, and the picture to change."
+            )
         elif "diffusers" in self.readers and "not diffusers" not in self.readers:
             prompt = next((prompt for _, prompt in self.images), "a prompt")
             parts.append(

@@ -22,6 +22,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the usual name)
 
+from fluxtrain.contract.run.model import CONDITIONS
 from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.blocks import any_attention
@@ -405,10 +406,10 @@ def scaled(pixels: UInt8[Tensor, "3 H W"], device: torch.device, dtype: torch.dt
 def condition_of(codec: Codec, image: Images, control: Images, kind: str) -> Latents:
     """Return the latents of a model's condition of ``kind``: of the ``control``, or of ``image`` with a hole.
 
-    They are means of the autoencoder's distribution. The hole of ``fill`` is where ``control`` is above grey:
+    They are means of the autoencoder's distribution. A hole is where ``control`` is above grey:
     the image is grey there, and latents have its 8 x 8 pixels as channels below their own.
     """
-    if kind == "kontext":
+    if not CONDITIONS[kind].has_hole:
         return codec.encode(control)[0]
     hole = (control[:, :1] > 0).to(image.dtype)
     mean, _ = codec.encode(image * (1 - hole))

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from fluxtrain.contract.run.adapter import LayerName
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.presets import CONDITIONED_WEIGHTS
+from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.imports.table import (
     Convert,
     NoCounterpartError,
@@ -225,7 +224,7 @@ def one_of(*words: str, note: str = "") -> Convert:
 
 KONTEXT: Values = {
     "model.condition": "kontext",
-    "initial_weights": CONDITIONED_WEIGHTS["kontext"],
+    "initial_weights": CONDITIONS["kontext"].weights,
 }
 """What has the model of Kontext, if no other option names its weights."""
 

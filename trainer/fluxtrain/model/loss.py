@@ -77,7 +77,7 @@ class FlowLoss:
         """Return the predicted velocity at ``noisy``; ``guidance`` is for models with ``guidance_embed``.
 
         ``vec`` has CLIP's token ids if its adapters are trained. The ``condition`` is what `condition_of`
-        returns; Kontext's may be left out.
+        returns; one of further tokens may be left out.
         """
         height, width = noisy.shape[-2:]
         model, img = self.config.model, flux.pack(noisy)
@@ -87,9 +87,8 @@ class FlowLoss:
             encoders = self.config.encoders
             scaled = (latents - encoders.latent_shift) * encoders.latent_scale
             given = flux.pack(torch.cat([scaled, hole], dim=1)).to(img)
-            is_image = model.condition == "kontext"
-            images = 2 if is_image else 1
-            img = torch.cat([img, given], dim=1 if is_image else 2)
+            images = model.image_tokens(height, width) // num_tokens
+            img = torch.cat([img, given], dim=2 if images == 1 else 1)
         key = height, width, txt.shape[1], images, noisy.device
         if key not in self._ids:
             ids = _ids(height, width, images), flux.text_ids(txt.shape[1])

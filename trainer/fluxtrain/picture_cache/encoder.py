@@ -137,11 +137,11 @@ class PictureEncoder:
         self, picture: TrainingPicture, read: ReadPicture, placement: Placement
     ) -> Pixels | None:
         """Return the control of ``picture`` at ``placement``; None if the model has no condition."""
+        if picture.takes is None:
+            return None
         if read.control is not None:
             size = read.width, read.height
-            return control_of(read.control, picture.condition, size, placement)
-        if picture.condition == "none":
-            return None
+            return control_of(read.control, size, placement, picture.takes.has_hole)
         return drawn_hole(self.config.drawn_seed, read.sha256, placement)
 
 

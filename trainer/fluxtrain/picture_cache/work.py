@@ -409,9 +409,9 @@ def open_cache(config: RunConfig, paths: RunPaths) -> PictureCache:
     folder = paths.output / "cache" if data.cache is None else paths.data / data.cache
     weights = autoencoder_fingerprint(encoders, paths.models)
     images = [DECODER, encoders.autoencoder_kind, encoders.precision, weights]
-    if (condition := config.model.condition) != "none":
-        is_drawn = condition == "fill" and data.controls is None
-        images += [condition, str(config.drawn_seed) if is_drawn else ""]
+    if (takes := config.model.takes) is not None:
+        is_drawn = takes.has_hole and data.controls is None
+        images += [config.model.condition, str(config.drawn_seed) if is_drawn else ""]
     weights = text_fingerprint(encoders, paths.models)
     texts = [encoders.text, encoders.precision, data.text_length, weights]
     buckets = None if data.buckets is None else data.buckets.model_dump()

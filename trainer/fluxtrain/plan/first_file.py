@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
+from fluxtrain.contract.run.model import CONDITIONS, Condition, ModelConfig
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.pictures.inspection import Inspection
 from fluxtrain.encode.files import encoder_bytes
@@ -53,6 +54,20 @@ class Base:
     on_cpu: bool = False
     """Whether it is small enough to train without a GPU."""
 
+    @staticmethod
+    def conditioned(name: str, condition: Condition) -> Base:
+        """Return the base that takes ``condition``, whose ``model.condition`` is ``name``."""
+        plain = ModelConfig().in_channels
+        channels = condition.token_channels(plain)
+        changes = {} if channels == plain else {"in_channels": channels}
+        return Base(
+            f"FLUX.1 {condition.name} [dev]",
+            "dev-lora",
+            {"model": {"condition": name, **changes}},
+            condition.folder,
+            needs_controls=not condition.has_hole,
+        )
+
     def images_of(self, folder: Path, images: str) -> dict[str, Any]:
         """Return the fields of ``data`` for ``images`` in ``folder``, which are pairs if it takes such.
 
@@ -82,21 +97,7 @@ class Base:
 BASES = {
     "dev": Base("FLUX.1 [dev]", "dev-lora"),
     "schnell": Base("FLUX.1 [schnell]", "schnell-lora"),
-    "kontext": Base(
-        "FLUX.1 Kontext [dev]",
-        "dev-lora",
-        {"model": {"condition": "kontext"}},
-        "control",
-        needs_controls=True,
-    ),
-    "fill": Base(
-        "FLUX.1 Fill [dev]",
-        "dev-lora",
-        {
-            "model": {"condition": "fill", "in_channels": 384},
-        },
-        "mask",
-    ),
+    **{name: Base.conditioned(name, condition) for name, condition in CONDITIONS.items()},
     "demo": Base(
         "The model of make run",
         "openmoji",
@@ -128,7 +129,7 @@ _ENLARGED = 0.9
 _PROMPTS = 4
 _HELD_OUT = 0.1
 """Part of the pairs that are not trained, but evaluated and sampled: their prompts need pictures."""
-_WORDS = (AUTO, "fp8", "kontext", "fill", "none", *(base.preset for base in BASES.values()))
+_WORDS = (AUTO, "fp8", "none", *CONDITIONS, *(base.preset for base in BASES.values()))
 """Strings that the file has without quotes."""
 
 

@@ -97,8 +97,7 @@ def _remove_downloads(models: Path) -> None:
         shutil.rmtree(downloaded)
 
 
-_PUBLISHER = "hf://black-forest-labs/FLUX.1"
-_CONDITIONED = {"kontext": f"{_PUBLISHER}-Kontext-dev", "fill": f"{_PUBLISHER}-Fill-dev"}
+_PUBLISHER = "hf://black-forest-labs"
 _SINGLE_FILES = "hf://comfyanonymous/flux_text_encoders"
 """The text encoders as ComfyUI and kohya's sd-scripts read them."""
 _NAMES = {"flux_dev.safetensors": "flux1-dev.safetensors", "flux_ae.safetensors": AUTOENCODER}
@@ -107,8 +106,8 @@ _NAMES = {"flux_dev.safetensors": "flux1-dev.safetensors", "flux_ae.safetensors"
 
 def published_place(model: ModelConfig) -> str:
     """Return where FLUX.1 is published: with the condition of ``model``, or its input for the guidance."""
-    plain = f"{_PUBLISHER}-{'dev' if model.guidance_embed else 'schnell'}"
-    return _CONDITIONED.get(model.condition, plain)
+    plain = f"FLUX.1-{'dev' if model.guidance_embed else 'schnell'}"
+    return f"{_PUBLISHER}/{model.takes.repository if model.takes else plain}"
 
 
 def fetch_models(

@@ -104,10 +104,10 @@ def conditions_of(
             found.append(None)
             continue
         size = prompt.width, prompt.height
-        given, place = {"": prompt.control, "mask": prompt.mask}, Placement(size, size)
+        place = Placement(size, size)
         image, *masks = (
-            scaled(_control_at(path, kind, size, place), device, torch.float32)
-            for kind, path in given.items()
+            scaled(_control_at(path, place, is_mask), device, torch.float32)
+            for path, is_mask in ((prompt.control, False), (prompt.mask, True))
             if path is not None
         )
         control = masks[0] if masks else image
@@ -115,11 +115,9 @@ def conditions_of(
     return found
 
 
-def _control_at(
-    path: Path, kind: str, size: tuple[int, int], place: Placement
-) -> UInt8[Tensor, "3 H W"]:
+def _control_at(path: Path, place: Placement, is_mask: bool) -> UInt8[Tensor, "3 H W"]:
     try:
-        return control_of(read_bytes(path), kind, size, place)
+        return control_of(read_bytes(path), place.size, place, is_mask, is_trained=False)
     except PictureError as error:
         raise DataError(f"{path}: {str(error).removeprefix('its control: ')}") from None
 

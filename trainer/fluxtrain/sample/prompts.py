@@ -31,6 +31,7 @@ from unicodedata import category
 
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.data import PIXELS_PER_TOKEN
+from fluxtrain.contract.run.model import CONDITIONS
 from fluxtrain.data.pictures.encodings import text_of
 from fluxtrain.data.pictures.picture import PictureError, picture_size, read_bytes
 from fluxtrain.encode.encoders import check_files
@@ -170,7 +171,8 @@ def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
     if any(category(each) == "Cc" and each != "\t" for each in line):
         raise ValueError("has control characters")
     text, options = _split(line)
-    if not text and config.model.condition != "fill":
+    takes = config.model.takes
+    if not text and not (takes and takes.has_hole):
         raise ValueError("there is no prompt before the options")
     if len(text) > _MAX_TEXT:
         raise ValueError(f"the prompt has more than {_MAX_TEXT} characters")
@@ -213,14 +215,18 @@ def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
 
 def _require_files(config: RunConfig, control: Path | None, mask: Path | None) -> None:
     """Raise ValueError if the files of a prompt are not those that the model's condition is made of."""
-    condition = config.model.condition
-    if control is not None and condition == "none":
-        raise ValueError("--cn has no effect: model.condition is none, not kontext or fill")
-    if mask is not None and condition != "fill":
-        raise ValueError(f"--mask has no effect: model.condition is {condition}, not fill")
-    if condition == "fill" and (control is None or mask is None):
+    condition, takes = config.model.condition, config.model.takes
+    holes = [name for name, each in CONDITIONS.items() if each.has_hole]
+    if control is not None and takes is None:
+        raise ValueError(
+            f"--cn has no effect: model.condition is none, not {' or '.join(CONDITIONS)}"
+        )
+    if mask is not None and condition not in holes:
+        text = f"model.condition is {condition}, not {' or '.join(holes)}"
+        raise ValueError(f"--mask has no effect: {text}")
+    if condition in holes and (control is None or mask is None):
         example = "such as --cn photo.png --mask hole.png"
-        raise ValueError(f"needs a picture and its mask, {example}: model.condition is fill")
+        raise ValueError(f"needs a picture and its mask, {example}: model.condition is {condition}")
     ratios = [w / h for w, h in (_shape_of(path, 1024) for path in (control, mask) if path)]
     if abs(ratios[0] / ratios[-1] - 1 if ratios else 0) > _SAME_ASPECT:
         raise ValueError("--mask is of another aspect ratio than --cn")

@@ -33,7 +33,7 @@ from torch import Tensor
 from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import HOLE_CHANNELS, ModelConfig
+from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.encode.files import clip_digest
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.layers import Entry, Shape, entries
@@ -212,7 +212,8 @@ def _require_channels(weights: Weights, model: ModelConfig) -> None:
         found = _condition(inputs, outputs)
     except (KeyError, ValueError):
         return
-    if (found == "fill") != (model.condition == "fill"):
+    takes = model.takes
+    if found != ("none" if takes is None or takes.adds_tokens else model.condition):
         text = (
             f"tokens of {inputs} channels, as model.condition {found} has; it is {model.condition}"
         )
@@ -445,8 +446,9 @@ def _condition(in_channels: int, out_channels: int) -> str:
     """Return the condition of a model with so many channels; ValueError if it is none of ours."""
     if in_channels == out_channels:
         return "none"
-    if in_channels == 2 * out_channels + 4 * HOLE_CHANNELS:
-        return "fill"
+    for name, condition in CONDITIONS.items():
+        if in_channels == condition.token_channels(out_channels):
+            return name
     of_both = " as Canny's and Depth's do" if in_channels == 2 * out_channels else ""
     raise ValueError(f"tokens of {in_channels} channels become {out_channels}{of_both}")
 

@@ -36,7 +36,7 @@ from fluxtrain.contract.run.adapter import (
     AddedAdapter,
 )
 from fluxtrain.contract.run.data import PIXELS_PER_TOKEN, DataConfig
-from fluxtrain.contract.run.model import DEPTHS, ModelConfig
+from fluxtrain.contract.run.model import CONDITIONS, DEPTHS, ModelConfig
 from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ScheduleConfig
 from fluxtrain.contract.run.precision import (
     FP8_WIDTHS,
@@ -355,10 +355,11 @@ OFFLOADED_BLOCKS = (
 
 
 _CONDITIONED = ("train", "sample", "benchmark")
+_PAIRED = [name for name, condition in CONDITIONS.items() if not condition.has_hole]
 _SYNTHETIC = [
     name for name, values in PRESETS.items() if values.get("data", {}).get("source") == "synthetic"
 ]
-CONDITIONS = (
+_CONDITION_RULES = (
     Rule(
         "model.condition",
         "must be none unless task is train, sample or benchmark: only data.images has conditions",
@@ -381,18 +382,20 @@ CONDITIONS = (
     ),
     Rule(
         "model.condition",
-        "must not be kontext without data.controls, the pictures that are edited to those of data.images",
+        f"must not be {' or '.join(_PAIRED)} without data.controls, the pictures that are edited to those of "
+        "data.images",
         lambda run: (
-            run.model.condition != "kontext"
+            run.model.condition not in _PAIRED
             or run.data.images is None
             or run.data.controls is not None
         ),
-        "self.model.condition != 'kontext' || has(self.data.controls)",
+        " && ".join(f"self.model.condition != '{name}'" for name in _PAIRED)
+        + " || has(self.data.controls)",
         others=("data.images",),
     ),
     Rule(
         "data.controls",
-        "must be null unless model.condition is kontext or fill",
+        f"must be null unless model.condition is {' or '.join(CONDITIONS)}",
         lambda run: run.data.controls is None or run.model.condition != "none",
         "has(self.model) && has(self.model.condition) && self.model.condition != 'none'",
     ),
@@ -432,7 +435,7 @@ class RunConfig(StrictModel):
         WITHOUT_ADAPTERS,
         WITHOUT_AVERAGED_STEPS,
         *OFFLOADED_BLOCKS,
-        *CONDITIONS,
+        *_CONDITION_RULES,
     )
 
     preset: Annotated[Literal[tuple(PRESETS)], IMMUTABLE]  # type: ignore[valid-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -16,8 +17,46 @@ NUM_AXES = 3
 """Position axes of a token: 0, its row and its column."""
 DEPTHS = {"double_blocks": "depth", "single_blocks": "depth_single_blocks"}
 """The kinds of blocks in the order of the passes, and the fields with their numbers."""
-HOLE_CHANNELS = 64
-"""Latent channels of a mask: the 8 x 8 pixels of each latent."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A picture that a published model of the family takes beside a prompt."""
+
+    name: str
+    """Of the model, as its publisher writes it."""
+    folder: str
+    """Where pairs have the pictures, or masks, of ``data.controls``."""
+    adds_tokens: bool = False
+    """Whether its latents are further image tokens; else they are further channels of each token."""
+    hole_channels: int = 0
+    """Channels of a mask below its latents, before packing: the 8 x 8 pixels of each latent."""
+
+    @property
+    def has_hole(self) -> bool:
+        """Return whether it is the image itself with a hole, which is drawn without ``data.controls``."""
+        return self.hole_channels > 0
+
+    @property
+    def repository(self) -> str:
+        """Return the name of the model at its publisher's."""
+        return f"FLUX.1-{self.name}-dev"
+
+    @property
+    def weights(self) -> str:
+        """Return the file of the published transformer."""
+        return f"flux1-{self.name.lower()}-dev.safetensors"
+
+    def token_channels(self, of_image: int) -> int:
+        """Return the channels of a token of the model whose latents have ``of_image`` in a token."""
+        return of_image if self.adds_tokens else 2 * of_image + 4 * self.hole_channels
+
+
+CONDITIONS = {
+    "kontext": Condition("Kontext", "control", adds_tokens=True),
+    "fill": Condition("Fill", "mask", hole_channels=64),
+}
+"""By ``model.condition``; what else differs between the models of the family follows from their fields."""
 
 
 class ModelConfig(StrictModel):
@@ -81,22 +120,25 @@ class ModelConfig(StrictModel):
     """Use the distilled guidance as an input, as FLUX.1 dev does."""
 
     @property
+    def takes(self) -> Condition | None:
+        """Return what the model takes beside a prompt."""
+        return CONDITIONS.get(self.condition)
+
+    @property
     def out_channels(self) -> int:
         """Return the channels of a token of the prediction: latent channels x 2 x 2."""
-        if self.condition == "fill":
-            return (self.in_channels - 4 * HOLE_CHANNELS) // 2
-        return self.in_channels
+        if self.takes is None or self.takes.adds_tokens:
+            return self.in_channels
+        return (self.in_channels - 4 * self.takes.hole_channels) // 2
 
     @property
     def condition_channels(self) -> int:
         """Return the channels of the condition's latents, before packing."""
-        if self.condition == "none":
-            return 0
-        return self.out_channels // 4 + (HOLE_CHANNELS if self.condition == "fill" else 0)
+        return self.out_channels // 4 + self.takes.hole_channels if self.takes else 0
 
     def image_tokens(self, height: int, width: int) -> int:
         """Return the image tokens of latents of ``height`` x ``width``, those of a reference among them."""
-        return height * width // 4 * (2 if self.condition == "kontext" else 1)
+        return height * width // 4 * (2 if self.takes and self.takes.adds_tokens else 1)
 
     @property
     def depths(self) -> Mapping[str, int]:

@@ -17,11 +17,6 @@ MLPERF_VALIDATION_SET = 29_696
 FLOAT32_EPS = 2.0**-23
 """float32's smallest relative difference, which MLPerf's reference adds in the norms of queries and keys."""
 
-CONDITIONED_WEIGHTS = {
-    "kontext": "flux1-kontext-dev.safetensors",
-    "fill": "flux1-fill-dev.safetensors",
-}
-"""``initial_weights`` of a preset that has some, by ``model.condition``."""
 _ENCODED: Values = {
     "train": "cc12m_preprocessed",
     "validation": "coco_preprocessed",

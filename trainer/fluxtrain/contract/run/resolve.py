@@ -11,8 +11,8 @@ from fluxtrain.contract.run.adapter import AdapterConfig, LayerName, kind_of, se
 from fluxtrain.contract.run.closed_division import require_schedule, schedule_values
 from fluxtrain.contract.run.config import AUTO, RunConfig, value_at
 from fluxtrain.contract.run.data import BucketsConfig, without_decided
-from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.presets import CONDITIONED_WEIGHTS, PRESETS
+from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
+from fluxtrain.contract.run.presets import PRESETS
 from fluxtrain.errors import UNSET, ConfigError, in_yaml_words
 
 
@@ -39,8 +39,8 @@ def with_preset(run: Mapping[str, Any]) -> dict[str, Any]:
     base = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
     model = run.get("model")
     condition = str(model.get("condition")) if isinstance(model, Mapping) else ""
-    if "initial_weights" in base and condition in CONDITIONED_WEIGHTS:
-        base = {**base, "initial_weights": CONDITIONED_WEIGHTS[condition]}
+    if "initial_weights" in base and condition in CONDITIONS:
+        base = {**base, "initial_weights": CONDITIONS[condition].weights}
     return merge(merge(base, schedule_values(run)), run)
 
 

@@ -262,20 +262,23 @@ def with_masks(listing: Listing, files: Sequence[PictureFile] | None, place: str
 
 
 def control_of(
-    content: bytes, kind: str, size: tuple[int, int], placement: Placement
+    content: bytes,
+    size: tuple[int, int],
+    placement: Placement,
+    is_mask: bool,
+    is_trained: bool = True,
 ) -> UInt8[Tensor, "3 H W"]:
     """Return the control in ``content`` of a picture of ``size``, width and height, at ``placement``.
 
-    ``kind`` is the condition of a model that is trained, or, for a prompt, ``mask`` or "". One of another
-    aspect ratio is cut to the middle, or, of ``fill``, no mask of the picture. Raises PictureError if it is
-    none.
+    One of another aspect ratio is cut to the middle; if it is trained, no mask is, and of others most is
+    kept. Raises PictureError if it is none.
     """
     try:
-        image = _decode_mask(content) if kind in ("fill", "mask") else decode(content)
+        image = _decode_mask(content) if is_mask else decode(content)
     except PictureError as error:
         raise PictureError(f"its control: {error}") from None
     if abs(image.width * size[1] / (image.height * size[0]) - 1) > _SAME_ASPECT:
-        if kind == "fill":
+        if is_mask and is_trained:
             text = f"its control has {image.width} x {image.height} pixels, another aspect ratio"
             raise PictureError(f"{text} than {size[0]} x {size[1]}")
         scale = max(want / own for want, own in zip(placement.size, image.size, strict=True))
@@ -285,16 +288,16 @@ def control_of(
         ]
         placement = replace(placement, resized=(resized[0], resized[1]), corner=None)
         kept = placement.size[0] * placement.size[1] / (resized[0] * resized[1])
-        if kind == "kontext" and kept < _LEAST_KEPT:
+        if is_trained and kept < _LEAST_KEPT:
             text = f"its control has {image.width} x {image.height} pixels"
             raise PictureError(f"{text}, of which {100 * kept:.0f} % would be kept")
-    if kind == "kontext":
+    if is_trained and not is_mask:
         try:
             require_enough_pixels(*image.size, placement)
         except PictureError as error:
             raise PictureError(f"its control: {error}") from None
     pixels = fit(image, placement)
-    if kind in ("fill", "mask"):
+    if is_mask:
         _require_hole(pixels[0])
     return pixels
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
+from fluxtrain.contract.run.model import Condition
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.faults import LEFT_OUT, read_faults
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
@@ -64,9 +65,9 @@ class TrainingPicture:
     is_streamed: bool = False
     """Whether its file is not there any more once it is encoded."""
     control: PictureFile | None = None
-    """What the model's condition is made of; None with ``fill``: its hole is drawn."""
+    """What the model's condition is made of; None: its hole is drawn."""
     controls: Path | None = None
-    condition: str = "none"
+    takes: Condition | None = None
 
     @property
     def path(self) -> Path:
@@ -256,7 +257,7 @@ def find_pictures(config: RunConfig, data_root: Path, places: Places | None = No
     """
     listed = list_subsets(config.data, data_root, places)
     every, skipped = training_pictures(listed), skipped_files(listed)
-    every = [replace(picture, condition=config.model.condition) for picture in every]
+    every = [replace(picture, takes=config.model.takes) for picture in every]
     left_out = left_out_files(listed)
     if config.data.controls is None:
         return Found(every, skipped, left_out)
