@@ -116,7 +116,7 @@ def without_values(
     config: ModelConfig, kind: Callable[..., FluxTransformer2DModel] = FluxTransformer2DModel
 ) -> FluxTransformer2DModel:
     """Return diffusers' model, or another ``kind`` with its arguments, on the meta device."""
-    out = {"out_channels": config.out_channels} if config.condition == "fill" else {}
+    out = {"out_channels": config.out_channels} if config.out_channels != config.in_channels else {}
     with torch.device("meta"):
         return kind(
             in_channels=config.in_channels,

@@ -206,7 +206,7 @@ DATA = [
     Bad("spec.run.data", {"source": "encoded", "images": "a", "controls": "b", "download": {"stream": True}},
         "must be null if download.stream is set", "spec.run.data.controls"),
     Bad("spec.run.data", {"source": "encoded", "images": "a", "controls": "b"},
-        "must be null unless model.condition is kontext or fill", "spec.run.data.controls"),
+        "must be null unless model.condition is set", "spec.run.data.controls"),
     Bad("spec.run.model", {"condition": "fill", "in_channels": 64}, "such as 384",
         "spec.run.model.in_channels"),
     Bad("spec.run", {"preset": "dev-lora", "model": {"condition": "kontext"}},

@@ -15,11 +15,12 @@ from fluxtrain.contract.run.resolve import merge, resolve
 CONDITIONS = {
     "kontext": {"condition": "kontext", "in_channels": 4 * CHANNELS},
     "fill": {"condition": "fill", "in_channels": 8 * CHANNELS + 256},
+    "depth": {"condition": "depth", "in_channels": 8 * CHANNELS},
 }
 """``model`` of each condition."""
 SHAPES = ((SIDE, SIDE), (2 * SIDE, SIDE // 2), (SIDE // 2, 2 * SIDE))
 """Width and height of the pictures in turn."""
-FOLDERS = {"kontext": "pairs/control", "fill": "pairs/mask"}
+FOLDERS = {"kontext": "pairs/control", "fill": "pairs/mask", "depth": "pairs/control"}
 """``data.controls`` of each condition."""
 
 

@@ -13,13 +13,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.trainer import in_process
-from tests.trainer.conditions.pairs import CONDITIONS, config, write_pairs
+from tests.trainer.conditions.pairs import CONDITIONS as MODELS
+from tests.trainer.conditions.pairs import config, write_pairs
 from tests.trainer.outputs import losses
 from tests.trainer.picture_cache.folders import cache, file_of
 from tests.trainer.tiny_encoders import CHANNELS, small_image, write_encoders
 
 from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.process import RunPaths
+from fluxtrain.contract.run.model import CONDITIONS
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.data.pictures.picture import PictureError, control_of, mask_of
@@ -67,7 +69,7 @@ def image_of(path: Path, size: tuple[int, int], flip: bool = False) -> torch.Ten
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 127.5 - 1
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", MODELS)
 @pytest.mark.parametrize("variants", [None, {"flip": True}])
 def test_latents_have_those_of_the_control_below_them(
     paths: RunPaths, condition: str, variants: dict[str, Any] | None
@@ -82,7 +84,7 @@ def test_latents_have_those_of_the_control_below_them(
             with torch.no_grad():
                 target = image_of(paths.data / f"pairs/target/{name}.png", size, flip)
                 assert torch.equal(mean[:, :CHANNELS], codec.encode(target)[0])
-                if condition == "kontext":
+                if condition != "fill":
                     control = image_of(paths.data / f"pairs/control/{name}.webp", size, flip)
                     assert torch.equal(mean[:, CHANNELS:], codec.encode(control)[0])
                     continue
@@ -109,7 +111,7 @@ def test_holes_are_drawn_where_there_are_no_masks(paths: RunPaths) -> None:
     assert not torch.equal(holes[0][0].mean[:, -64:], holes[0][3].mean[:, -64:])
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", MODELS)
 @pytest.mark.parametrize("adapted", [False, True])
 def test_a_run_trains_evaluates_and_samples(paths: RunPaths, condition: str, adapted: bool) -> None:
     changes: dict[str, Any] = dict(SAMPLED)
@@ -137,7 +139,7 @@ def test_a_run_trains_evaluates_and_samples(paths: RunPaths, condition: str, ada
         assert sample.text["control"] == "originals/00.png"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("condition", MODELS)
 def test_several_ranks_train_as_one(paths: RunPaths, condition: str) -> None:
     alone = RunPaths(paths.output / "alone", paths.data, paths.models)
     run = config(condition, data=BUCKETS, parallel={"micro_batch_size": 1})
@@ -226,30 +228,35 @@ HALF[:, :16] = 255
     ids=["grey", "on transparent black", "on transparent white", "grey with opacity", "PNG", "GIF"],
 )
 def test_what_is_transparent_in_a_mask_is_black(content: bytes) -> None:
-    assert control_of(content, (32, 16), AT, is_mask=True)[0].equal(HALF)
+    assert control_of(content, (32, 16), AT, CONDITIONS["fill"])[0].equal(HALF)
     assert mask_of(content, "", (32, 16), AT).equal(HALF[::8, ::8] / 255)
 
 
 @pytest.mark.parametrize(
-    ("is_mask", "content", "message"),
+    ("condition", "content", "message"),
     [
-        (True, drawn("L", 1, 0), "brightest pixel has 1: nothing of it would be filled; 255 is"),
-        (True, drawn("RGBA", (90, 120, 200, 255), (150, 90, 60, 0)), "nothing of it"),
+        ("fill", drawn("L", 1, 0), "brightest pixel has 1: nothing of it would be filled; 255 is"),
+        ("fill", drawn("RGBA", (90, 120, 200, 255), (150, 90, 60, 0)), "nothing of it"),
         (
-            True,
+            "fill",
             file_of(small_image(1), "PNG"),
             "is no mask: .* % of it is neither black nor white",
         ),
-        (False, file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
-        (False, file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
+        (
+            "depth",
+            file_of(Image.new("RGB", (32, 32)), "PNG"),
+            "32 x 32 pixels, another aspect ratio",
+        ),
+        ("kontext", file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
+        ("kontext", file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
     ],
-    ids=["dark", "transparent photograph", "photograph", "tiny", "panorama"],
+    ids=["dark", "transparent photograph", "photograph", "square", "tiny", "panorama"],
 )
-def test_a_control_that_is_none_is_named(is_mask: bool, content: bytes, message: str) -> None:
+def test_a_control_that_is_none_is_named(condition: str, content: bytes, message: str) -> None:
     with Image.open(io.BytesIO(content)) as image:
-        size = image.size if is_mask else (32, 16)
+        size = image.size if condition == "fill" else (32, 16)
     with pytest.raises(PictureError, match=message):
-        control_of(content, size, Placement((32, 16), (32, 16)), is_mask)
+        control_of(content, size, Placement((32, 16), (32, 16)), CONDITIONS[condition])
 
 
 @pytest.mark.parametrize(
@@ -262,6 +269,8 @@ def test_a_control_that_is_none_is_named(is_mask: bool, content: bytes, message:
         ("kontext", {"data": {"download": {"stream": True}}}, "if download.stream is set"),
         ("fill", {"data": {"validation": "coco"}}, "encoded samples have no conditions"),
         ("fill", {"model": {"in_channels": 64}}, "such as 384"),
+        ("depth", {"model": {"in_channels": 12}}, "such as 128, if condition is depth"),
+        ("depth", {"data": {"controls": None}}, "must not be depth without data.controls"),
         (
             "fill",
             {"task": "preprocess", "data": {"images": None, "controls": None, "source": "images"}},

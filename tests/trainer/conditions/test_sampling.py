@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.reference_model import random_model, reference, to_diffusers
-from diffusers import FluxFillPipeline, FluxKontextPipeline, FluxTransformer2DModel
+from diffusers import (
+    FluxControlPipeline,
+    FluxFillPipeline,
+    FluxKontextPipeline,
+    FluxTransformer2DModel,
+)
 from PIL import Image
 from tests.trainer import in_process
 from tests.trainer.commands import fluxtrain
@@ -70,7 +75,7 @@ def test_an_image_of_published_weights_has_the_shape_of_its_picture(
     weights = save_flux(random_flux(model), tmp_path)
     control, mask = roots.data / "pairs/control/001.webp", roots.data / "pairs/mask/001.png"
     files = [f"--control={control}"] + [f"--mask={mask}"] * (condition == "fill")
-    if condition == "fill":
+    if condition != "kontext":
         assert sample(weights, roots, tmp_path / "without").returncode == EXIT_USAGE
     done = sample(weights, roots, tmp_path / "with", *files)
     assert done.returncode == EXIT_OK, done.stderr
@@ -129,6 +134,7 @@ def test_prompts_of_a_run_may_have_pictures(roots: RunPaths, tmp_path: Path) -> 
         ("fill", "a house", "needs a picture and its mask"),
         ("fill", "a house --cn pairs/control/000.webp", "needs a picture and its mask"),
         ("fill", "a --cn pairs/control/000.webp --mask pairs/mask/001.png", "another aspect ratio"),
+        ("depth", "a house", "needs a picture, such as --cn photo.png: model.condition is depth"),
         ("kontext", "a --mask pairs/mask/001.png", "model.condition is kontext, not fill"),
         ("kontext", "a --cn pairs/none.png", "cannot be read"),
         ("kontext", "a --cn pairs/target/000.txt", "no picture in a format"),
@@ -154,7 +160,11 @@ def test_a_wrong_picture_of_a_prompt_is_named(
 
 SHIFT, SCALE, TEXT = 0.3, 0.7, 7
 SIZES = [(16, 16), (12, 20), (6, 2), (10, 14)]
-PIPELINES = {"kontext": FluxKontextPipeline, "fill": FluxFillPipeline}
+PIPELINES = {
+    "kontext": FluxKontextPipeline,
+    "fill": FluxFillPipeline,
+    "depth": FluxControlPipeline,
+}
 
 
 class Codec(nn.Module):
@@ -305,6 +315,7 @@ def test_fifty_steps_equal_those_of_diffusers_pipelines(
     given: dict[str, dict[str, Any]] = {
         "kontext": {"image": picture, "max_area": height * width, "_auto_resize": False},
         "fill": {"image": picture, "mask_image": mask},
+        "depth": {"control_image": picture},
     }
     expected = pipeline(
         prompt_embeds=txt,
@@ -327,16 +338,19 @@ def test_fifty_steps_equal_those_of_diffusers_pipelines(
 
 
 @pytest.mark.parametrize("layout", ["bfl", "diffusers"])
-def test_the_weights_of_fill_are_known_by_their_shapes(layout: Any, tmp_path: Path) -> None:
-    run = run_of("fill")
+@pytest.mark.parametrize(("kind", "names"), [("fill", "fill"), ("depth", "depth or canny")])
+def test_weights_are_known_by_their_shapes(
+    kind: str, names: str, layout: Any, tmp_path: Path
+) -> None:
+    run = run_of(kind)
     flux = random_flux(run.model)
-    path = tmp_path / ("fill.safetensors" if layout == "bfl" else "transformer")
+    path = tmp_path / (f"{kind}.safetensors" if layout == "bfl" else "transformer")
     write_weights(open_weights(save_flux(flux, tmp_path)), path, layout, torch.float32)
     opened = open_weights(path)
     assert opened.model == run.model
     found = dict(opened.read(list(opened.shapes)))
     assert all(torch.equal(found[name], value) for name, value in flux.state_dict().items())
-    assert Flux(run.model).img_in.weight.shape == (64, 8 * CHANNELS + 256)
-    step = f"set model.condition to fill and model.in_channels to {run.model.in_channels}"
+    assert Flux(run.model).img_in.weight.shape == (64, run.model.in_channels)
+    step = f"set model.condition to {names} and model.in_channels to {run.model.in_channels}"
     with pytest.raises(DataError, match=step):
         require_complete(opened, run_of("kontext").model)

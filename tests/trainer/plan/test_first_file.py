@@ -100,6 +100,7 @@ def test_captions_become_prompts_and_the_trigger_comes_before_each(
         ("kontext", "control", "flux1-kontext-dev.safetensors"),
         ("fill", "mask", "flux1-fill-dev.safetensors"),
         ("fill", None, "flux1-fill-dev.safetensors"),
+        ("canny", "control", "flux1-canny-dev.safetensors"),
     ],
 )
 def test_pairs_are_found_by_their_folders(

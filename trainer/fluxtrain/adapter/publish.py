@@ -144,9 +144,7 @@ class Publication:
             ]
         parts = [f"Read by {self.readers}."]
         if takes := self.config.model.takes:
-            parts.append(
-                f"In diffusers, `Flux{takes.name}Pipeline` takes it, and the picture to change."
-            )
+            parts.append(f"In diffusers, `{takes.pipeline}` takes it, and the picture to change.")
         elif "diffusers" in self.readers and "not diffusers" not in self.readers:
             prompt = next((prompt for _, prompt in self.images), "a prompt")
             parts.append(

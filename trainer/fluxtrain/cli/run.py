@@ -355,7 +355,7 @@ def add_init(commands: Commands) -> None:
     parser.add_argument("pictures", type=path, metavar="PICTURES", help=text)
     text = "word that stands for what the pictures show; it comes before each caption"
     parser.add_argument("--trigger", metavar="WORD", help=text)
-    text = "dev, schnell, kontext or fill; or demo, the small model of make run, on a CPU (default: dev)"
+    text = "dev (default), schnell, kontext, fill, depth, canny; or demo, make run's small model, on a CPU"
     parser.add_argument("--base", default="dev", help=text)
     text = "GPU model, such as rx7900xtx or mi300x (default: the smallest of this machine)"
     parser.add_argument("--gpu", help=text)

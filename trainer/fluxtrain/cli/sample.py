@@ -57,7 +57,7 @@ def add(commands: Commands) -> None:
         "--w --h --d --s --l --g --n --cn --mask"
     )
     parser.add_argument("--prompts", type=path, metavar="FILE", help=text)
-    text = "picture that Kontext edits, or Fill fills, for every --prompt"
+    text = "picture that Kontext edits, Fill fills, or Depth and Canny follow, for every --prompt"
     parser.add_argument("--control", type=path, metavar="FILE", help=text)
     text = "mask of --control, of which Fill fills the white"
     parser.add_argument("--mask", type=path, metavar="FILE", help=text)

@@ -141,7 +141,7 @@ class PictureEncoder:
             return None
         if read.control is not None:
             size = read.width, read.height
-            return control_of(read.control, size, placement, picture.takes.has_hole)
+            return control_of(read.control, size, placement, picture.takes)
         return drawn_hole(self.config.drawn_seed, read.sha256, placement)
 
 

@@ -117,7 +117,7 @@ def conditions_of(
 
 def _control_at(path: Path, place: Placement, is_mask: bool) -> UInt8[Tensor, "3 H W"]:
     try:
-        return control_of(read_bytes(path), place.size, place, is_mask, is_trained=False)
+        return control_of(read_bytes(path), place.size, place, None, is_mask)
     except PictureError as error:
         raise DataError(f"{path}: {str(error).removeprefix('its control: ')}") from None
 

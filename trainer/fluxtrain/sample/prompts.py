@@ -13,7 +13,7 @@
 | --l    | scale of classifier-free guidance          | sampling.cfg_scale              |
 | --g    | distilled guidance, of models that have it | sampling.guidance               |
 | --n    | negative prompt, for a --l other than 1    | the empty prompt                |
-| --cn   | picture that Kontext edits, or Fill fills  | none; Fill needs one            |
+| --cn   | picture of the model's condition           | none; only Kontext needs none   |
 | --mask | mask of that picture: Fill fills its white |                                 |
 
 Sides are rounded down to what the model's patches need, as kohya's are. Without both, an image has the
@@ -217,16 +217,16 @@ def _require_files(config: RunConfig, control: Path | None, mask: Path | None) -
     """Raise ValueError if the files of a prompt are not those that the model's condition is made of."""
     condition, takes = config.model.condition, config.model.takes
     holes = [name for name, each in CONDITIONS.items() if each.has_hole]
+    has_hole = condition in holes
     if control is not None and takes is None:
-        raise ValueError(
-            f"--cn has no effect: model.condition is none, not {' or '.join(CONDITIONS)}"
-        )
-    if mask is not None and condition not in holes:
+        raise ValueError("--cn has no effect: model.condition is none, without a picture")
+    if mask is not None and not has_hole:
         text = f"model.condition is {condition}, not {' or '.join(holes)}"
         raise ValueError(f"--mask has no effect: {text}")
-    if condition in holes and (control is None or mask is None):
-        example = "such as --cn photo.png --mask hole.png"
-        raise ValueError(f"needs a picture and its mask, {example}: model.condition is {condition}")
+    if (has_hole and mask is None) or (takes and not takes.adds_tokens and control is None):
+        example = f"such as --cn photo.png{' --mask hole.png' * has_hole}"
+        what = f"a picture{' and its mask' * has_hole}"
+        raise ValueError(f"needs {what}, {example}: model.condition is {condition}")
     ratios = [w / h for w, h in (_shape_of(path, 1024) for path in (control, mask) if path)]
     if abs(ratios[0] / ratios[-1] - 1 if ratios else 0) > _SAME_ASPECT:
         raise ValueError("--mask is of another aspect ratio than --cn")

@@ -206,18 +206,18 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
 
 def _require_channels(weights: Weights, model: ModelConfig) -> None:
     """Raise DataError if ``weights`` are, by their inputs, for another condition than that of ``model``."""
-    names = ("img_in.weight", "final_layer.linear.weight")
+    tensors = ("img_in.weight", "final_layer.linear.weight")
     try:
-        (_, inputs), (outputs, _) = (weights.shapes[name] for name in names)
-        found = _condition(inputs, outputs)
+        (_, inputs), (outputs, _) = (weights.shapes[name] for name in tensors)
+        found = _conditions(inputs, outputs)
     except (KeyError, ValueError):
         return
-    takes = model.takes
-    if found != ("none" if takes is None or takes.adds_tokens else model.condition):
+    if model.condition not in found:
+        names = " or ".join(found)
         text = (
-            f"tokens of {inputs} channels, as model.condition {found} has; it is {model.condition}"
+            f"tokens of {inputs} channels, as model.condition {names} has; it is {model.condition}"
         )
-        step = f"set model.condition to {found} and model.in_channels to {inputs}"
+        step = f"set model.condition to {names} and model.in_channels to {inputs}"
         raise DataError(f"{weights.path}: {text}: {step}, or name other weights")
 
 
@@ -422,7 +422,7 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
         double, single = ending(keys.double_mlp), ending(keys.single_mlp)
         mlp = double[0] if double else (single or (0,))[0] - keys.fused * hidden
         values = {
-            "condition": _condition(in_channels, shapes.get(keys.last, (in_channels,))[0]),
+            "condition": _conditions(in_channels, shapes.get(keys.last, (in_channels,))[0])[0],
             "in_channels": in_channels,
             "vec_in_dim": shapes[keys.vec][1],
             "context_in_dim": shapes[keys.txt][1],
@@ -442,15 +442,15 @@ def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> Mode
         raise DataError(f"{path}: not the weights of a FLUX transformer ({error})") from None
 
 
-def _condition(in_channels: int, out_channels: int) -> str:
-    """Return the condition of a model with so many channels; ValueError if it is none of ours."""
-    if in_channels == out_channels:
-        return "none"
-    for name, condition in CONDITIONS.items():
-        if in_channels == condition.token_channels(out_channels):
-            return name
-    of_both = " as Canny's and Depth's do" if in_channels == 2 * out_channels else ""
-    raise ValueError(f"tokens of {in_channels} channels become {out_channels}{of_both}")
+def _conditions(in_channels: int, out_channels: int) -> list[str]:
+    """Return the conditions of models with so many channels; ValueError if there are none."""
+    plain = ["none"] * (in_channels == out_channels)
+    found = [
+        n for n, each in CONDITIONS.items() if each.token_channels(out_channels) == in_channels
+    ]
+    if not plain + found:
+        raise ValueError(f"tokens of {in_channels} channels become {out_channels}")
+    return plain + found
 
 
 def _count(shapes: dict[str, Shape], blocks: str) -> int:

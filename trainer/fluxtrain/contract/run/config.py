@@ -355,10 +355,21 @@ OFFLOADED_BLOCKS = (
 
 
 _CONDITIONED = ("train", "sample", "benchmark")
-_PAIRED = [name for name, condition in CONDITIONS.items() if not condition.has_hole]
 _SYNTHETIC = [
     name for name, values in PRESETS.items() if values.get("data", {}).get("source") == "synthetic"
 ]
+
+
+def _paired_rule(name: str) -> Rule:
+    return Rule(
+        "model.condition",
+        f"must not be {name} without data.controls, the pictures that those of data.images are made from",
+        lambda run: run.model.condition != name or not run.data.images or bool(run.data.controls),
+        f"self.model.condition != '{name}' || has(self.data.controls)",
+        others=("data.images",),
+    )
+
+
 _CONDITION_RULES = (
     Rule(
         "model.condition",
@@ -380,22 +391,10 @@ _CONDITION_RULES = (
         "(has(self.data.images) || has(self.data.source) && self.data.source == 'synthetic') || "
         f"self.preset in {_SYNTHETIC}",
     ),
-    Rule(
-        "model.condition",
-        f"must not be {' or '.join(_PAIRED)} without data.controls, the pictures that are edited to those of "
-        "data.images",
-        lambda run: (
-            run.model.condition not in _PAIRED
-            or run.data.images is None
-            or run.data.controls is not None
-        ),
-        " && ".join(f"self.model.condition != '{name}'" for name in _PAIRED)
-        + " || has(self.data.controls)",
-        others=("data.images",),
-    ),
+    *(_paired_rule(name) for name, condition in CONDITIONS.items() if not condition.has_hole),
     Rule(
         "data.controls",
-        f"must be null unless model.condition is {' or '.join(CONDITIONS)}",
+        "must be null unless model.condition is set",
         lambda run: run.data.controls is None or run.model.condition != "none",
         "has(self.model) && has(self.model.condition) && self.model.condition != 'none'",
     ),

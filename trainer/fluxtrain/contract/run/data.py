@@ -397,8 +397,8 @@ class DataConfig(StrictModel):
     null: all counts."""
     controls: Annotated[Path | None, IMMUTABLE] = None
     """Folder of what ``model.condition`` takes, a picture for each image of ``images`` and of its name. With
-    ``kontext`` the pictures that are edited to those of ``images``; with ``fill`` masks, whose white is
-    filled. null: none; with ``fill`` rectangles that are drawn from the seed."""
+    ``kontext`` the pictures that are edited to those of ``images``, with ``depth`` and ``canny`` their maps;
+    with ``fill`` masks, whose white is filled. null: none; with ``fill`` rectangles drawn from the seed."""
     prior_loss_weight: Annotated[float, Field(ge=0, le=1000), IMMUTABLE] = 1.0
     """Weight of the loss of regularisation images, ``is_reg`` in kohya's data set config."""
     table: Annotated[TableConfig, IMMUTABLE] = TableConfig()

@@ -38,6 +38,12 @@ class Condition:
         return self.hole_channels > 0
 
     @property
+    def pipeline(self) -> str:
+        """Return the name of diffusers' pipeline."""
+        has_own = self.adds_tokens or self.has_hole
+        return f"Flux{self.name if has_own else 'Control'}Pipeline"
+
+    @property
     def repository(self) -> str:
         """Return the name of the model at its publisher's."""
         return f"FLUX.1-{self.name}-dev"
@@ -55,8 +61,24 @@ class Condition:
 CONDITIONS = {
     "kontext": Condition("Kontext", "control", adds_tokens=True),
     "fill": Condition("Fill", "mask", hole_channels=64),
+    "depth": Condition("Depth", "control"),
+    "canny": Condition("Canny", "control"),
 }
 """By ``model.condition``; what else differs between the models of the family follows from their fields."""
+
+
+def _channel_rule(name: str, condition: Condition) -> Rule:
+    mask = 4 * condition.hole_channels
+    such = f"{f', and {mask} of a mask' if mask else ''}, such as {condition.token_channels(64)}"
+    return Rule(
+        "in_channels",
+        f"must be twice the latent channels x 2 x 2{such}, if condition is {name}",
+        lambda model: (
+            model.condition != name or (model.in_channels > mask and model.in_channels % 8 == 0)
+        ),
+        f"self.condition != '{name}' || (self.in_channels > {mask} && self.in_channels % 8 == 0)",
+        others=("condition",),
+    )
 
 
 class ModelConfig(StrictModel):
@@ -77,24 +99,15 @@ class ModelConfig(StrictModel):
             "self.axes_dim.sum() == self.hidden_size / self.num_heads",
             others=("hidden_size", "num_heads"),
         ),
-        Rule(
-            "in_channels",
-            "must be twice the latent channels x 2 x 2, and 256 of a mask, such as 384, if condition is fill",
-            lambda model: (
-                model.condition != "fill"
-                or (model.in_channels > 256 and model.in_channels % 8 == 0)
-            ),
-            "self.condition != 'fill' || (self.in_channels > 256 && self.in_channels % 8 == 0)",
-            others=("condition",),
-        ),
+        *(_channel_rule(*each) for each in CONDITIONS.items() if not each[1].adds_tokens),
     )
 
-    condition: Literal["none", "kontext", "fill"] = "none"
+    condition: Literal["none", "kontext", "fill", "depth", "canny"] = "none"
     """Picture that the model takes beside a prompt. ``kontext``: one to edit, whose latents are further image
     tokens at 1 of the first position axis; ``fill``: one with a hole, whose latents and mask are further
-    channels of each image token."""
+    channels of each image token; ``depth``, ``canny``: a map of distances or edges, whose latents are."""
     in_channels: Annotated[int, Field(ge=4, le=4096, multiple_of=4)] = 64
-    """Channels of an image token: latent channels x 2 x 2, and with ``fill`` those of its condition: 384."""
+    """Channels of an image token: latent channels x 2 x 2, and those of its condition: 384 or 128."""
     vec_in_dim: Width = 768
     """Dimension of the pooled text vector (CLIP)."""
     context_in_dim: Width = 4096

@@ -181,8 +181,7 @@ def _look(picture: TrainingPicture, data: DataConfig, seed: int, decodes: bool) 
             mask_of(read.mask, kind, (read.width, read.height), each)
         for _, each in read.placements if decodes and read.control is not None else ():
             assert read.control is not None
-            assert picture.takes is not None
-            control_of(read.control, (read.width, read.height), each, picture.takes.has_hole)
+            control_of(read.control, (read.width, read.height), each, picture.takes)
         thumbnail = _thumbnail(read) if decodes else None
     except FAULTS as error:
         return Look(picture, fault=reason_of(error))

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig, VariantsConfig
+from fluxtrain.contract.run.model import Condition
 from fluxtrain.data.images import reason_of, resize_crop
 from fluxtrain.data.order import Buckets, Placement
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures, similar
@@ -265,20 +266,22 @@ def control_of(
     content: bytes,
     size: tuple[int, int],
     placement: Placement,
-    is_mask: bool,
-    is_trained: bool = True,
+    trained: Condition | None,
+    is_mask: bool = False,
 ) -> UInt8[Tensor, "3 H W"]:
     """Return the control in ``content`` of a picture of ``size``, width and height, at ``placement``.
 
-    One of another aspect ratio is cut to the middle; if it is trained, no mask is, and of others most is
-    kept. Raises PictureError if it is none.
+    ``trained`` is the condition of a training; without one it is a prompt's, which may be a mask. One of
+    another aspect ratio is cut to the middle; in a training only if it adds tokens, and a quarter at least
+    is kept. Raises PictureError if it is none.
     """
+    is_mask |= trained is not None and trained.has_hole
     try:
         image = _decode_mask(content) if is_mask else decode(content)
     except PictureError as error:
         raise PictureError(f"its control: {error}") from None
     if abs(image.width * size[1] / (image.height * size[0]) - 1) > _SAME_ASPECT:
-        if is_mask and is_trained:
+        if trained and not trained.adds_tokens:
             text = f"its control has {image.width} x {image.height} pixels, another aspect ratio"
             raise PictureError(f"{text} than {size[0]} x {size[1]}")
         scale = max(want / own for want, own in zip(placement.size, image.size, strict=True))
@@ -288,10 +291,10 @@ def control_of(
         ]
         placement = replace(placement, resized=(resized[0], resized[1]), corner=None)
         kept = placement.size[0] * placement.size[1] / (resized[0] * resized[1])
-        if is_trained and kept < _LEAST_KEPT:
+        if trained and kept < _LEAST_KEPT:
             text = f"its control has {image.width} x {image.height} pixels"
             raise PictureError(f"{text}, of which {100 * kept:.0f} % would be kept")
-    if is_trained and not is_mask:
+    if trained and not is_mask:
         try:
             require_enough_pixels(*image.size, placement)
         except PictureError as error:
