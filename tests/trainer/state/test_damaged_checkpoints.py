@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fluxtrain.launch.torchrun import finished_state
 from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.runtime import files
 from fluxtrain.runtime.files import FileSums
+from fluxtrain.state.recovery import Recovery
 from fluxtrain.state.run_state import DONE, complete, read_checksums, step_of
 from fluxtrain.state.verification import find_damage
 
@@ -150,6 +152,27 @@ def test_every_damage_is_found(saved: Path, tmp_path: Path, damage: Damage) -> N
     assert found
     assert "\n" not in found
     assert len(found) < 400
+
+
+def take_over(
+    config: RunConfig, paths: RunPaths, world: World, *, port: int, is_shared: bool
+) -> None:
+    """Begin a run on two nodes of one rank, in a folder of both or of each."""
+    ranks.set_environment(world, port)
+    with process_group() as joined:
+        output = paths.output if is_shared else paths.output / f"node {joined.rank}"
+        Recovery(config, replace(paths, output=output), joined, lambda: None)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_nodes_without_a_folder_in_common_are_named(tmp_path: Path, is_shared: bool) -> None:
+    """Each pod without a volume has an output of its own, with its part of each checkpoint."""
+    paths = RunPaths(tmp_path / "out", tmp_path, tmp_path)
+    run = partial(take_over, port=free_port(), is_shared=is_shared)
+    assert ranks.finish(run, config(1), paths, 2) == [EXIT_OK] * 2
+    first, second = (ranks.output_of(paths, rank) for rank in range(2))
+    assert ("is not the same on all nodes" in first) != is_shared
+    assert "not the same" not in second
 
 
 def tell_damages(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:

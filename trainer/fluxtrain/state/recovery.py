@@ -163,7 +163,8 @@ class Recovery:
 def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Path]]:
     """Return the fence of a start after number ``before``, and the checkpoints in ``folder``.
 
-    All ranks return what rank 0 sees: another node may see an older state of the storage.
+    All ranks return what rank 0 sees: another node may see an older state of the storage. Rank 0 prints a
+    line if another one does not see the fence.
     """
     found = list[str]()
     if world.is_main:
@@ -171,7 +172,12 @@ def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Pat
         CheckpointFolder(fence).take_over()  # before looking: earlier starts commit no more
         found = [str(fence.start), *(path.name for path in run_state.complete(folder))]
     start, *names = world.all_gather(found)
-    return Fence(folder, int(start)), [folder / name for name in names]
+    fence = Fence(folder, int(start))
+    if world.all_gather([] if fence.path.exists() else [""]) and world.is_main:
+        text = "is not the same on all nodes: no checkpoint will be whole after a restart"
+        step = "spec.storage.output, or --output of fluxtrain run, names a volume of all nodes"
+        print(f"fluxtrain: {folder} {text}; {step}", file=sys.stderr, flush=True)
+    return fence, [folder / name for name in names]
 
 
 def _require_none_damaged(folder: Path, world: World) -> None:
