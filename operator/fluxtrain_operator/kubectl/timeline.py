@@ -84,7 +84,10 @@ def _with_step(job: Manifest, path: str, text: str) -> str:
 
 
 def _conditions(job: Manifest) -> Iterator[Entry]:
-    """Yield the last transition of each condition, but not summaries and initial values that say nothing."""
+    """Yield the last transition of each condition, but not summaries and initial values that say nothing.
+
+    Its message may be newer: the operator writes it anew without a transition.
+    """
     conditions = (job.get("status") or {}).get("conditions") or ()
     times = [seconds(condition.get("lastTransitionTime")) for condition in conditions]
     first = min((time for time in times if time is not None), default=None)
@@ -93,7 +96,8 @@ def _conditions(job: Manifest) -> Iterator[Entry]:
         repeats = condition.get("type") in _SUMMARIES
         if moment is not None and not is_initial and not repeats:
             name = f"{condition.get('type')}={condition.get('status')}"
-            yield Entry(moment, name, condition.get("reason", ""), condition.get("message", ""))
+            now = condition.get("message") and f"now: {condition['message']}"
+            yield Entry(moment, name, condition.get("reason", ""), now or "")
 
 
 def _pod(pod: Manifest) -> Iterator[Entry]:

@@ -51,8 +51,9 @@ def test_initial_conditions_say_nothing_and_later_ones_do() -> None:
     assert not any("NotSuspended" in entry.reason for entry in entries(objects))
     for condition in objects.job["status"]["conditions"]:
         if condition["type"] == "Suspended":
-            condition["lastTransitionTime"] = stamp(NOW + 60)
-    assert [entry.reason for entry in entries(objects)][-1] == "NotSuspended"
+            condition |= {"lastTransitionTime": stamp(NOW + 60), "message": "written anew"}
+    last = entries(objects)[-1]
+    assert (last.reason, last.message) == ("NotSuspended", "now: written anew")
 
 
 def test_conditions_that_summarize_the_others_are_no_entries() -> None:
