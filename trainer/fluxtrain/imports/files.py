@@ -26,6 +26,7 @@ from fluxtrain.imports.more.commands import (
     joined,
     launched,
     refused,
+    resolved,
     titan_command,
     without_levels,
     words,
@@ -402,7 +403,6 @@ _FAMILIES = (
     *("FLUX", "SD3", "STABLE_DIFFUSION_3", "PIXART_SIGMA", "KOLORS", "STABLE_DIFFUSION_LEGACY"),
 )
 """Variables that choose a model in versions of August 2024, which shift no timesteps by default."""
-_LONGEST_VARIABLE = 1 << 16
 _OF_SHELL = re.compile(
     r"(TRAINING_DYNAMO|ACCELERATE|SIMPLETUNER|HF|CUDA|NCCL)_\w+|TRAINING_NUM_MACHINES|ENV"
 )
@@ -418,11 +418,8 @@ def _variables(text: str, path: Path) -> dict[str, object]:
         if found := re.fullmatch(r"(\w+)(\+?)=(.*)", word, re.DOTALL):
             name, plus, value = found.groups()
             known = {name: "", **variables}
-            parts = re.split(r"(\$\w+|\$\{\w+\})", value)
-            parts[1::2] = [known.get(part.strip("${}"), part) for part in parts[1::2]]
-            variables[name] = "".join([f"{known[name]} " if plus else "", *parts]).strip()
-            if len(variables[name]) > _LONGEST_VARIABLE:
-                raise refused(path, f"{name} has more than {_LONGEST_VARIABLE} characters")
+            start = f"{known[name]} " if plus else ""
+            variables[name] = resolved(f"{start}{value}", known, path).strip()
     if any(name.startswith("PARAMS_") for name in variables):
         step = "set its variables, then fluxtrain import-config --from-env"
         raise refused(path, f"is of a container for kohya's sd-scripts: {step}")
@@ -471,7 +468,7 @@ def import_file(
         options = with_data_sets(options, path.parent) if trainer is KOHYA else options
         reading = Reading(options, {}, processes, epoch_samples, prompt_file)
         imported = import_options(trainer, reading, overrides)
-        if path.suffix.lower() == ".env":
+        if trainer is SIMPLETUNER and path.suffix.lower() in (".env", *_COMMANDS):
             _refuse_variables(imported.lines[Disposition.WRITTEN])
     except ConfigError as error:
         errors = error.errors if isinstance(error, JoinedConfigError) else [error]

@@ -110,6 +110,31 @@ def test_variables_of_the_script_have_their_values(tmp_path: Path) -> None:
     assert found.adapter.rank == 8
 
 
+@pytest.mark.parametrize(
+    ("before", "value", "expected"),
+    [
+        ("DIR=cats", "${DIR:-dogs}", "got '${DIR:-dogs}'; must not have variables"),
+        ("DIR=cats", "${DIR%s}", "got '${DIR%s}'; must not have variables"),
+        ("DIR=`pwd`/b", "$DIR/a", "got '`pwd`/b/a'; must not have variables"),
+        ('DIR="`pwd`/b c"', "$DIR", "got '`pwd`/b c'; must not have variables"),
+        ("DIR=cats\nDIR=$(pwd)/cats", "$DIR", "got '$(pwd)/cats'; must not have variables"),
+        ("DIR=cats\nDIR=$DIR/small", "$DIR", "cats/small"),
+        ("A=1 DIR='my cats'; B=2", "${DIR}", "my cats"),
+    ],
+)
+def test_a_variable_has_the_value_of_its_last_assignment_or_is_refused(
+    before: str, value: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.sh"
+    path.write_text(f'{before}\npython {LORA} --instance_data_dir="{value}"\nDIR=later')
+    try:
+        found = import_file(path, {}).config.data.images
+    except ConfigError as error:
+        found = str(error)
+    assert found is not None
+    assert expected in found if "must" in expected else found == expected
+
+
 def test_alpha_is_the_ranks_in_older_scripts_and_is_asked_for(tmp_path: Path) -> None:
     found = imported(tmp_path, "--rank 128")
     notes = {line.option: line.note for line in found.lines[Disposition.MISSING]}

@@ -16,7 +16,9 @@ NO_IMPORT = "which is not imported: docs/lora.md has a file to begin with"
 TO_TOML = (
     "add --config_file FILE.toml --output_config to the command, which then writes them as TOML"
 )
-_VARIABLE = r"\$[\w{(]|%\w+%|<[\w ]+>|^@\w+$"
+_VARIABLE = r"\$[\w{(]|`|%\w+%|!\w+!|<[\w ]+>|^@\w+$"
+"""Variables and commands of shells, and what guides write for a value of one's own."""
+_LONGEST_VARIABLE = 1 << 16
 _LISTS = ("network_args", "optimizer_args", "base_weights", "base_weights_multiplier")
 
 
@@ -82,6 +84,18 @@ def words(text: str, path: Path, escape: str = "\\") -> list[str]:
         raise refused(path, f"invalid command: {error}") from None
 
 
+def resolved(text: str, known: Mapping[str, str], path: Path) -> str:
+    """Return ``text`` with the values of ``known`` variables; other forms, such as ``${A:-b}``, stay.
+
+    Raises ConfigError if it becomes too long.
+    """
+    parts = re.split(r"(\$\w+|\$\{\w+\})", text)
+    parts[1::2] = [known.get(part.strip("${}"), part) for part in parts[1::2]]
+    if sum(map(len, parts)) > max(_LONGEST_VARIABLE, len(text)):
+        raise refused(path, f"has a variable of more than {_LONGEST_VARIABLE} characters")
+    return "".join(parts)
+
+
 def without_levels(document: Mapping[str, Any]) -> dict[str, object]:
     """Return the options in the sections of ``document``, with dots in their names."""
     return {
@@ -104,16 +118,15 @@ _MLPERF_FILES = {
 
 
 def _command(lines: Sequence[str], path: Path, pattern: str) -> tuple[dict[str, str], str]:
-    """Return the variables that ``lines`` set, and the one that has the ``pattern``, with their values."""
-    text = "\n".join(lines)
-    values = r"\"[^\"$]*\"|'[^']*'|[^\s\"'$;]+"
-    found = re.findall(rf"(?m)(?:^|\s)([A-Z]\w*)=({values})(?=[\s;]|$)", text)
-    known = {name: value.strip("\"'") for name, value in found}
+    """Return the variables that ``lines`` set up to that with the ``pattern``, and it with their values."""
     commands = [it for it in lines if re.search(pattern, it)]
     if len(commands) != 1:
         raise refused(path, f"has {len(commands)} commands that train; leave one")
-    replaced = re.sub(r"\$\{?(\w+)\}?", lambda it: known.get(it[1], it[0]), commands[0])
-    return known, replaced.replace('"$@"', "").replace("$@", "")
+    known = dict[str, str]()
+    text = "\n".join(lines[: lines.index(commands[0]) + 1])
+    for name, value in re.findall(r"(?:^|\s)([A-Z]\w*)=((?:\"[^\"]*\"|'[^']*'|[^\s\"';])+)", text):
+        known[name] = resolved(value.strip("\"'"), known, path)
+    return known, resolved(commands[0], known, path).replace('"$@"', "").replace("$@", "")
 
 
 DIFFUSERS_SCRIPT = r"train_dreambooth(?:_lora)?_flux\.py"
