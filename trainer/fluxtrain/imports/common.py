@@ -14,6 +14,7 @@ from fluxtrain.contract.run.adapter import LayerName
 from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.imports.table import (
     Convert,
+    IgnoredError,
     NoCounterpartError,
     Option,
     Reading,
@@ -30,6 +31,11 @@ NUM_BLOCKS = ModelConfig().depth + ModelConfig().depth_single_blocks
 """Blocks of FLUX.1."""
 _ALGORITHMS = {"lora": "lora", "locon": "lora", "lokr": "lokr", "loha": "loha"}
 """Kinds of adapters by LyCORIS' algorithms; those of linear layers alone are the same."""
+_PRESETS = {
+    **dict.fromkeys(("full", "full-lin", "attn-mlp", "unet-only", "unet-transformer-only")),
+    "attn-only": ["img_attn.qkv", "img_attn.proj", "txt_attn.qkv", "txt_attn.proj"],
+}
+"""FLUX.1's layers by LyCORIS' presets; None: all of the blocks."""
 LARGEST_RANK = 1024
 """Of ``adapter.rank``; larger ones of LyCORIS' lokr ask for whole matrices."""
 WHOLE = f"above {LARGEST_RANK}: no factor is a product of the rank"
@@ -53,6 +59,15 @@ def preset(name: str, adapter: bool) -> Values:
 def lycoris_kind(reading: Reading, option: str) -> str | None:
     """Return the kind of adapter that LyCORIS' algorithm in ``option`` is; None: it is no kind here."""
     return _ALGORITHMS.get(reading.word(option) if reading.has(option) else "lora")
+
+
+def lycoris_preset(reading: Reading, name: str) -> Values:
+    """Return the layers of LyCORIS' preset; those of a file, or of other models, are lost."""
+    if not reading.has("network_module") or reading.word("network_module") != "lycoris.kohya":
+        raise IgnoredError("is of lycoris.kohya")
+    if (preset := reading.text(name)) not in _PRESETS:
+        raise NoCounterpartError("adapter.layers names the layers that are trained")
+    return {"adapter.layers": layers} if (layers := _PRESETS[preset]) else {}
 
 
 def launched(reading: Reading, name: str) -> Values:

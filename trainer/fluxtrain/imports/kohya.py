@@ -352,6 +352,7 @@ _NETWORK: Mapping[str, Option] = {
         note="sd-scripts since September 2025 fails with it",
     ),
     "network_args.algo": automatic("is part of network_module"),
+    "network_args.preset": fields(["adapter.layers"], common.lycoris_preset),
     "network_args.factor": fields(
         ["adapter.lokr.factor"],
         values.of_lokr("adapter.lokr.factor", lambda reading, name: int(reading.number(name))),

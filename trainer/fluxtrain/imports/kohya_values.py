@@ -389,7 +389,7 @@ LORA_PLUS, LORA_PLUS_UNET, LORA_PLUS_CLIP = (
     f"network_args.loraplus_{part}lr_ratio" for part in ("", "unet_", "text_encoder_")
 )
 _ONLY = "network_train_unet_only"
-_ALGORITHM = "network_args.algo"
+_ALGORITHM, _PRESET = "network_args.algo", "network_args.preset"
 _IMAGES = ("train_data_dir", "dataset_config")
 
 
@@ -485,6 +485,7 @@ def _trains_clip(reading: Reading) -> bool:
     return (
         reading.has("network_module")
         and not reading.is_on(_ONLY)
+        and not (reading.has(_PRESET) and reading.text(_PRESET).startswith("unet-"))
         and (not reading.has("text_encoder_lr") or _text_rate(reading) > 0)
     )
 

@@ -360,6 +360,31 @@ def test_lokr_of_lycoris_has_its_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("module", "preset", "disposition", "layers"),
+    [
+        ("lycoris.kohya", "full", Disposition.AUTOMATIC, []),
+        ("lycoris.kohya", "attn-mlp", Disposition.AUTOMATIC, []),
+        ("lycoris.kohya", "unet-only", Disposition.AUTOMATIC, []),
+        ("lycoris.kohya", "attn-only", Disposition.WRITTEN,
+         ["img_attn.qkv", "img_attn.proj", "txt_attn.qkv", "txt_attn.proj"]),
+        ("lycoris.kohya", "ia3", Disposition.MISSING, []),
+        ("lycoris.kohya", "presets/flux.toml", Disposition.MISSING, []),
+        ("networks.lora_flux", "attn-only", Disposition.IGNORED, []),
+    ],
+)  # fmt: skip
+def test_a_preset_of_lycoris_chooses_the_layers(
+    module: str, preset: str, disposition: Disposition, layers: list[str], tmp_path: Path
+) -> None:
+    text = f'ae = "a"\nnetwork_module = "{module}"\nnetwork_args = ["algo=lokr", "preset={preset}"]'
+    found = imported(tmp_path, text)
+    assert "network_args.preset" in {line.option for line in found.lines[disposition]}
+    assert found.config.adapter is not None
+    assert found.config.adapter.layers == layers
+    lost = {line.option for line in found.lines[Disposition.MISSING]}
+    assert ("network_train_unet_only" in lost) != (preset == "unet-only")
+
+
+@pytest.mark.parametrize(
     "options",
     ['network_module = "lycoris.kohya"\nnetwork_args = ["algo=locon", "factor=8"]',
      'network_module = "lycoris.kohya"\nnetwork_args = ["algo=loha", "factor=8"]',
