@@ -669,6 +669,11 @@ def test_cpus_have_no_known_speed() -> None:
     assert "unknown" in render(plan)
 
 
+def test_cpus_have_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(example(tmp_path, "1, max: 1")), "--gpu=cpu"]) == EXIT_OK
+    assert "1 × CPU process" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("device_name", "peak"),
     [

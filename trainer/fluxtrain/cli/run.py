@@ -328,7 +328,8 @@ def add_plan(commands: Commands) -> None:
     add_file(parser)
     text = "root of relative paths, where pictures are counted (default: as of fluxtrain run)"
     parser.add_argument("--data", type=path, help=text)
-    parser.add_argument("--gpu", help="GPU model (default: MI300X)")
+    text = "GPU model, or cpu, as fluxtrain run --cpu (default: MI300X)"
+    parser.add_argument("--gpu", help=text)
     text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=number, help=text)
@@ -510,7 +511,9 @@ def print_plan(arguments: argparse.Namespace) -> int:
 
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)
     require_replicas(config, job.spec.rank_counts)
-    size = job.spec.nodes.max, job.spec.gpus_per_node
+    is_cpu = arguments.gpu is not None and arguments.gpu.strip().lower() == "cpu"
+    arguments.gpu = None if is_cpu else arguments.gpu
+    size = job.spec.nodes.max, 0 if is_cpu else job.spec.gpus_per_node
     root = arguments.data or Path(reference_environment.root("data", os.environ).value)
     if config.task != "train":
         return _print_task(arguments, config, size, root)
