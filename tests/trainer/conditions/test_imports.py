@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.errors import ConfigError
 from fluxtrain.imports.files import import_file
 
 KONTEXT = "flux1-kontext-dev.safetensors"
@@ -80,9 +81,18 @@ def test_simpletuner_s_references_are_those_of_pairs(kind: str, tmp_path: Path) 
     config = import_file(file, {}).config
     _require_pairs(config)
     assert config.initial_weights == KONTEXT
+    del backends[1]["dataset_type"], backends[1]["source_dataset_id"]  # as in its guide
+    backends[0]["conditioning_data"] = ["sources", "more"]
+    (tmp_path / "backends.json").write_text(json.dumps(backends))
+    _require_pairs(import_file(file, {}).config)
+    (tmp_path / "backends.json").write_text(json.dumps([*backends, {**backends[1], "id": "more"}]))
+    with pytest.raises(
+        ConfigError, match=r"conditioning_data: got .* one for each picture, data.controls"
+    ):
+        import_file(file, {})
     backends[1]["conditioning_type"] = "mask"
     (tmp_path / "backends.json").write_text(json.dumps(backends))
-    with pytest.raises(Exception, match="must not be kontext without"):
+    with pytest.raises(ConfigError, match="must not be kontext without"):
         import_file(file, {})
 
 

@@ -84,7 +84,10 @@ def _without(other: str) -> Callable[[Reading, str], bool]:
 REFERENCE = r"^reference_(strict|loose)$"
 """Pattern of SimpleTuner's ``conditioning_type`` of Kontext's pictures."""
 _PRIOR = "DreamBooth's regularisation pictures, for which docs/data.md has is_reg of a subset"
-_CONTROL = "pictures as conditions, as Kontext's and ControlNet's"
+_CONTROL = (
+    "pictures as conditions, as ControlNet's, or several; Kontext takes one for each picture, data.controls "
+    "for data.images, as fluxtrain init PAIRS --base=kontext writes for PAIRS/control and PAIRS/target"
+)
 _PAIRS = "a slider"
 _DISTILLATION = "a distillation"
 _INVERSION = "textual inversion"

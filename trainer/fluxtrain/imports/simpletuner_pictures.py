@@ -446,7 +446,9 @@ def _backends(document: object, path: Path) -> dict[str, object]:
 
 
 def _kind(backend: Options) -> str:
-    return str(backend.get("dataset_type", "image"))
+    """Return what the backend holds; the guides leave it out for Kontext's references."""
+    implied = "conditioning" if backend.get("conditioning_type") else "image"
+    return str(backend.get("dataset_type", implied))
 
 
 def _is_regularisation(backend: Options) -> bool:
@@ -461,11 +463,13 @@ def _conditioning(chosen: Options, backends: list[dict[str, object]]) -> dict[st
     """Return the kind and the folder of the backend that conditions ``chosen``."""
     given = chosen.get("conditioning_data")
     names = given if isinstance(given, list) else [given]
-    for backend in backends:
-        is_meant = backend.get("id") in names or backend.get("source_dataset_id") == chosen.get(
-            "id"
-        )
-        if _kind(backend) == "conditioning" and is_meant:
-            options = ("conditioning_type", "instance_data_dir")
-            return {f"conditioning.{name}": backend.get(name) for name in options}
-    return {}
+    meant = [
+        backend
+        for backend in backends
+        if _kind(backend) == "conditioning"
+        and (backend.get("id") in names or backend.get("source_dataset_id") == chosen.get("id"))
+    ]
+    if len(meant) > 1:  # refused by name
+        return {"backend.conditioning_data": [backend.get("id") for backend in meant]}
+    options = ("conditioning_type", "instance_data_dir")
+    return {f"conditioning.{name}": it.get(name) for it in meant for name in options}
