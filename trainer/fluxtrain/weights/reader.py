@@ -201,6 +201,12 @@ def require_complete(weights: Weights, model: ModelConfig) -> None:
     ]
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
+        if {name.partition(".")[0] for name in expected.keys() ^ shapes.keys()} == {"guidance_in"}:
+            given, flag = ("schnell", "false") if model.guidance_embed else ("dev", "true")
+            more += (
+                f": these are FLUX.1 [{given}]'s: set model.guidance_embed to {flag}, as preset: "
+            )
+            more += f"{given}-lora does, or name other weights"
         raise DataError(f"{weights.path}: {'; '.join(faults[:3])}{more}")
 
 
