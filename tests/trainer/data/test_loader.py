@@ -182,9 +182,13 @@ def test_a_resume_after_the_last_step_has_nothing_to_do() -> None:
     assert batches(config(), first=STEPS) == [[]]
 
 
-def test_workers_return_the_batches_of_the_main_process(tmp_path: Path) -> None:
+def test_workers_return_the_batches_of_the_main_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     alone, shared = encoded(tmp_path), encoded(tmp_path, num_workers=2, prefetch=2)
     assert_equal(by_position(batches(alone, tmp_path)), by_position(batches(shared, tmp_path)))
+    assert not recwarn.list  # as torch has for more workers than CPUs
 
 
 def test_neighbouring_batches_do_not_share_memory(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,6 +83,7 @@ def _loader(
     config: RunConfig, batches: TorchDataset[AnyBatch], numbers: Numbers, pin: bool
 ) -> DataLoader[AnyBatch]:
     workers = min(config.data.num_workers, len(numbers))
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than CPUs
     return DataLoader(
         batches,
         sampler=numbers,
