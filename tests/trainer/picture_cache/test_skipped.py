@@ -97,6 +97,7 @@ def test_the_first_ten_are_named_once_and_the_rest_counted(
     for number in range(12):
         (folder / f"x{number:02d}.heic").touch()
     (folder / "@eaDir").mkdir()
+    (folder / "captions.csv").write_text("a.png,a cat")
     spoil(paths, 1)
     begun(paths, max_skipped=0.9)
     lines = capfd.readouterr().err.splitlines()
@@ -104,8 +105,11 @@ def test_the_first_ten_are_named_once_and_the_rest_counted(
     assert len(named) == len(set(named)) == 10
     assert named[-1] == "skipped x07.heic: .heic is not read; convert it to PNG, JPEG or WebP"
     report = paths.output / "pictures.json"
-    assert lines[-2] == f"14 files are skipped; {report} names all"
-    assert lines[-1].startswith("1 thumbnails, hidden files and the like are left out; ")
+    assert lines[-3] == f"14 files are skipped; {report} names all"
+    assert lines[-2].startswith(
+        "captions.csv is not read: a metadata file is metadata.jsonl, .csv or "
+    )
+    assert lines[-1].startswith("2 thumbnails, hidden files and the like are left out; ")
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,14 @@ def test_the_smallest_gpu_of_this_machine_counts(
         (["cats", "--gpu=h100", "--name=x"], "; set metadata.name in the file that init writes"),
         (["job.yaml"], "'job.yaml'; is a FluxTraining already: fluxtrain run job.yaml trains it"),
         (["cats", "--gpu=h100"], "--trigger: no picture has a caption: give a word"),
+        (
+            ["tables", "--gpu=h100"],
+            "--trigger=ohwx; captions.csv is not read: a metadata file is metadata.jsonl, .csv or ",
+        ),
+        (
+            ["one", "--gpu=h100", "--base=kontext"],
+            "has 1 picture to train: FLUX.1 Kontext [dev] needs two, one to look at; 1.png: ",
+        ),
         (["dogs", "--gpu=h100"], "PICTURES: got 'dogs'; must be a folder; there is none here, n"),
         (["none", "--gpu=h100"], "none: holds no pictures ("),
         (["none", "--gpu=h100"], "); put some there"),
@@ -251,6 +259,11 @@ def test_what_is_missing_is_said(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr("fluxtrain.plan.first_file.missing_gpus", lambda: None)
     write_pictures(here / "cats")
+    write_pictures(here / "tables")
+    (here / "tables" / "captions.csv").write_text("file_name,text\n0.png,a cat\n")
+    (here / "one").mkdir()
+    write_pictures(here / "one" / "target", count=2, captions=2)
+    write_pictures(here / "one" / "control", count=1)
     (here / "none").mkdir()
     for name in ("target", "masks"):
         (here / "pairs" / name).mkdir(parents=True)
@@ -266,6 +279,15 @@ def test_what_is_missing_is_said(
     assert error in capsys.readouterr().err
     assert not (here / "cats.yaml").exists()
     assert (here / "kept.yaml").read_text() == "mine"
+
+
+def test_numbers_in_names_of_folders_are_said_to_be_no_repeats(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "cats").mkdir()
+    write_pictures(here / "cats" / "10_ohwx cat", count=2)
+    assert init("cats", "--trigger=ohwx", "--gpu=h100") == EXIT_OK
+    assert "such as '10_ohwx cat', are no repeats here; set" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["yes", "null", "007", "-d", "it's"])

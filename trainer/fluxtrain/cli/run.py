@@ -373,6 +373,7 @@ def add_init(commands: Commands) -> None:
 def write_first_file(arguments: argparse.Namespace) -> int:
     """Look at the pictures, write the file, and print how to fetch, run and look."""
     from fluxtrain.data.pictures.faults import num_lost
+    from fluxtrain.data.pictures.kohya_config import repeats_note
     from fluxtrain.picture_cache.work import named
     from fluxtrain.plan import first_file
 
@@ -415,8 +416,9 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
     print(f"{file}: {about}")
-    notes = first_file.caption_notes(config, look.inspection)
-    for line in [*named(look.inspection.skipped, None), *notes]:
+    unrepeated = config.data.model_copy(update={"repeats": 1})  # nobody asked for the others
+    notes = [*first_file.caption_notes(config, look.inspection), repeats_note(unrepeated, root)]
+    for line in filter(None, [*named(look.inspection.skipped, None), *notes]):
         print(f"  {line}")
     for line in _next_steps(arguments, file, name, config):
         print(line)

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.contract.run.model import CONDITIONS, Condition, ModelConfig
 from fluxtrain.contract.run.resolve import merge, resolve
+from fluxtrain.data.pictures.folder import UNREAD_TABLE
 from fluxtrain.data.pictures.inspection import Inspection
 from fluxtrain.encode.files import encoder_bytes
 from fluxtrain.errors import UNSET, ConfigError
@@ -233,14 +235,19 @@ def first_run(
 ) -> dict[str, Any]:
     """Return ``spec.run`` of a LoRA on the pictures ``found`` by ``images``, fields of ``data``.
 
-    Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits ``machine``.
+    Raises ConfigError if they have neither captions nor a ``trigger``, or nothing fits ``machine``, or one
+    cannot be held out.
     """
+    if base.controls and len(found.used) < 2:
+        text = f"has {counted(len(found.used), 'picture')} to train: {base.name} needs two, one to look at"
+        reasons = (f"; {name}: {why}" for name, why in islice(found.skipped.items(), 3))
+        raise ConfigError("PICTURES", str(images["images"]), "".join([text, *reasons]))
     run_length = length(len(found.used), machine.num_ranks)
     repeats, schedule = run_length["data"]["repeats"], run_length["schedule"]
     batch = schedule["global_batch_size"]
     period = max(50, round(schedule["epochs"] * repeats * len(found.used) / batch / 200) * 50)
     captions = [look.picture.file.caption for look in found.used]
-    prefix = _prefix(captions, trigger)
+    prefix = _prefix(captions, trigger, found)
     run: dict[str, Any] = {
         "preset": base.preset,
         **base.run,
@@ -287,12 +294,19 @@ def is_prompt(text: str) -> bool:
     return not has_controls and "--" not in text and not text.startswith("#")
 
 
-def _prefix(captions: Sequence[str], trigger: str | None) -> str:
+def _unread(found: Inspection) -> list[str]:
+    """Return the first tables beside the pictures that may hold their captions, and why they do not."""
+    unread = (f"{name} {why}" for name, why in found.left_out.items() if why == UNREAD_TABLE)
+    return list(islice(unread, 3))
+
+
+def _prefix(captions: Sequence[str], trigger: str | None, found: Inspection) -> str:
     """Return what comes before the captions, so that each has the ``trigger``."""
     if trigger is None:
         if not any(captions):
             text = "no picture has a caption: give a word that stands for them"
-            raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx")
+            hint = "".join(f"; {line}" for line in _unread(found))
+            raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx{hint}")
         return ""
     return "" if all(map(_has(trigger), filter(None, captions))) and any(captions) else trigger
 
@@ -305,8 +319,9 @@ def _has(trigger: str) -> Callable[[str], object]:
 def caption_notes(config: RunConfig, found: Inspection) -> Iterator[str]:
     """Yield what is trained of the pictures ``found`` without a caption, if only some have none.
 
-    Also how many captions have the prefix already.
+    Also tables that are not read, and how many captions have the prefix already.
     """
+    yield from _unread(found)
     count, lacking, prefix = len(found.used), len(found.without_caption), config.data.caption_prefix
     if 0 < lacking < count:
         caption = found.without_caption[0].picture.caption

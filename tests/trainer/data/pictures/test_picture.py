@@ -20,7 +20,7 @@ from PIL import Image, ImageCms
 
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures import picture
-from fluxtrain.data.pictures.folder import SIMILAR, list_pictures
+from fluxtrain.data.pictures.folder import SIMILAR, UNREAD_TABLE, list_pictures
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
@@ -300,6 +300,7 @@ def test_captions_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
         f"{composed}.txt": f"{SIMILAR} {taken_apart}, whose caption it is",
         "case.Txt": f"{SIMILAR} Case, whose caption it is",
         "TWICE.txt": "is the caption of no picture here",
+        "case.json": UNREAD_TABLE,
     }
 
 

@@ -91,9 +91,8 @@ def list_pictures(
 ) -> Listing:
     """Return the pictures in ``folder`` and the folders below it, with their captions in ``encoding``.
 
-    Names by `is_hidden` are left out, and so are contact sheets under their usual name.
-    Links are followed below ``root``, which is ``folder`` unless that is below it; others are skipped. A file
-    that is reached twice is listed once.
+    Names by `is_hidden`, and contact sheets under their usual name, are left out. Links are followed below
+    ``root``, which is ``folder`` unless that is below it. A file that is reached twice is listed once.
     Pictures that are ``absent``, names with bytes, are listed as if they were there, beside their captions.
     Raises DataError, which ends with ``hint``, if there are none, unless it ``may_be_empty``, or if the
     metadata file is malformed.
@@ -176,12 +175,11 @@ def _pictures(
 
 def _unused_texts(names: Iterable[str]) -> dict[str, str]:
     parts = [(name, *splitext(name)) for name in names]
-    known = {*SUFFIXES, *_OTHER_SUFFIXES}
-    pictures = {stem for _, stem, suffix in parts if suffix.lower() in known}
+    pictures = {stem for _, stem, end in parts if end.lower() in (*SUFFIXES, *_OTHER_SUFFIXES)}
     unused = dict[str, str]()
     for name, stem, suffix in parts:
-        if name.endswith(tuple(f"/{each}" for each in METADATA)):
-            unused[_printable(name)] = "is not read: only a metadata file of the whole folder is"
+        if suffix.lower() in _TABLES and stem not in pictures and name not in METADATA:
+            unused[_printable(name)] = UNREAD_TABLE
         elif suffix.lower() in EXTENSIONS and (stem not in pictures or suffix not in _EXTENSIONS):
             unused[_printable(name)] = "is the caption of no picture here"
     return unused
@@ -415,6 +413,8 @@ def is_sheet_among_pictures(path: Path) -> bool:
 _EXTENSIONS = (*EXTENSIONS, *map(str.upper, EXTENSIONS))
 _SIDECAR = ".json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
+_TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+UNREAD_TABLE = "is not read: a metadata file is metadata.jsonl, .csv or .parquet at the top"
 COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
 _FILE = "file_name"
