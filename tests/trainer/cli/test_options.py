@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, DataError
 from fluxtrain.launch.torchrun import check_before_starting
+from fluxtrain.runtime import program
 
 MLPERF = str(ROOT / "examples" / "mlperf-schnell.yaml")
 
@@ -80,6 +83,35 @@ def test_what_argparse_refuses_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fluxtrain: error: ")
     assert says in line
+
+
+LONG = "x" * 300
+TOO_LONG = f"{LONG}: cannot be used (File name too long)"
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        *((f"{command} {LONG}", TOO_LONG) for command in ("plan", "init", "mlperf verify")),
+        (f"gallery {LONG}", "metrics.jsonl: cannot be used (File name too long)"),
+    ],
+)
+def test_what_a_command_does_not_take_is_one_line(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fluxtrain: error: ")
+    assert says in line
+
+
+def test_a_folder_that_may_not_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse() -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locked/x")
+
+    assert program.run("fluxtrain", "trainer", refuse) == EXIT_USAGE
+    expected = "fluxtrain: error: locked/x: cannot be used (Permission denied)\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_plan_names_the_convergence_point_and_ignores_no_field(

@@ -43,7 +43,7 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
         signal.signal(signal.SIGINT, interrupt)
     _open_closed_streams()
     write_any_text()
-    from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE, FluxtrainError
+    from fluxtrain.errors import EXIT_OK, EXIT_STORAGE, EXIT_USAGE, FluxtrainError, one_line
 
     code = EXIT_OK
     try:
@@ -62,10 +62,14 @@ def run(name: str, extra: str, body: Callable[[], int]) -> int:
         _drop(sys.stdout)
         return code
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+        if error.errno in (errno.EACCES, errno.ENAMETOOLONG) and error.filename is not None:
+            text = one_line(f"{error.filename}: cannot be used ({error.strerror})")
+            code = EXIT_USAGE
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            _drop(sys.stdout)
+            text, code = f"the output cannot be written ({error.strerror})", EXIT_STORAGE
+        else:
             raise
-        _drop(sys.stdout)
-        text, code = f"the output cannot be written ({error.strerror})", EXIT_STORAGE
     print(f"{name}: error: {text}", file=sys.stderr)
     return code
 
