@@ -12,7 +12,7 @@ import pytest
 from tests.paths import ROOT
 
 from fluxtrain.cli import main
-from fluxtrain.cli.arguments import job_name
+from fluxtrain.cli.arguments import job_name, path
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
@@ -87,6 +87,7 @@ def test_what_argparse_refuses_is_one_line(
 
 LONG = "x" * 300
 TOO_LONG = f"{LONG}: cannot be used (File name too long)"
+CAMPAIGN = f"mlperf campaign {MLPERF}"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,14 @@ TOO_LONG = f"{LONG}: cannot be used (File name too long)"
     [
         *((f"{command} {LONG}", TOO_LONG) for command in ("plan", "init", "mlperf verify")),
         (f"gallery {LONG}", "metrics.jsonl: cannot be used (File name too long)"),
+        ("mlperf check a b", "'b'; is one too many; see fluxtrain mlperf check --help"),
+        ("convert a b c --to=arrow", "'c'; is one too many; see fluxtrain convert --help"),
+        (f"{CAMPAIGN} --ruleset=4.1.0", "--ruleset: is an option of campaign status"),
+        (f"{CAMPAIGN} --selector=a", "--selector: is an option of campaign status"),
+        ("mlperf campaign status a --runs=3", "--runs: is an option of campaign FILE"),
+        ("mlperf campaign status a --apply", "--apply: is an option of campaign FILE"),
+        (f"plan {MLPERF} --gpu=", "--gpu: must not be empty"),
+        ("mlperf campaign status --selector=", "--selector: must not be empty"),
     ],
 )
 def test_what_a_command_does_not_take_is_one_line(
@@ -112,6 +121,12 @@ def test_a_folder_that_may_not_be_read_is_one_line(capsys: pytest.CaptureFixture
     assert program.run("fluxtrain", "trainer", refuse) == EXIT_USAGE
     expected = "fluxtrain: error: locked/x: cannot be used (Permission denied)\n"
     assert capsys.readouterr().err == expected
+
+
+def test_a_tilde_that_the_shell_left_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert path("~/runs/a") == Path("/home/me/runs/a")
+    assert path("~unknown-user/a") == Path("~unknown-user/a")
 
 
 def test_a_plan_names_the_convergence_point_and_ignores_no_field(

@@ -30,7 +30,7 @@ from fluxtrain.contract.run.closed_division import is_closed, violations
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, one_line
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, UNSET, ConfigError, one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -60,6 +60,8 @@ class _StoreOnce(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         given = vars(namespace).setdefault("given", {})
+        if values == "":
+            raise ConfigError(option_string or str(self.metavar), UNSET, "must not be empty")
         if option_string and self.dest in given:
             text = f"was already set to {given[self.dest]}; set it once"
             raise ConfigError(option_string, str(values), text)
@@ -229,7 +231,7 @@ def path(text: str) -> Path:
     """Return ``text`` as a path; the type of every path argument."""
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
-    return Path(text)
+    return Path(os.path.expanduser(text))  # "~" in --output=~/runs, which shells leave; never fails
 
 
 def job_name(stem: str) -> str:

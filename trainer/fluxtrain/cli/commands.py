@@ -91,7 +91,11 @@ def run_command(arguments: list[str] | None) -> int:
         parsed.paths += map(path, rest)  # those after an option: argparse stops at the first
         rest = []
     if rest and not parsed.takes_overrides:
-        text = f"no such option{_meant(parser, first, rest[0])}"
+        if _options(rest):
+            text = f"no such option{_meant(parser, first, rest[0])}"
+        else:
+            names = [name for dest, name in vars(parsed).items() if dest.endswith("command")]
+            text = f"is one too many; see fluxtrain {' '.join(names)} --help"
         raise ConfigError("arguments", " ".join(rest), text)
     parsed.overrides = rest
     return int(parsed.action(parsed))

@@ -42,7 +42,7 @@ def add_campaign(subcommands: Commands) -> None:
     text = "a FluxTraining, as YAML; or the word status"
     parser.add_argument("file", type=path, metavar="FILE|status", help=text)
     text = "with status: what review takes, such as logs, output folders and results"
-    parser.add_argument("paths", type=path, nargs="*", metavar="PATH", help=text)
+    parser.add_argument("paths", type=path, nargs="*", default=[], metavar="PATH", help=text)
     text = "runs (default: 10); of more, the consecutive ten with the median score are the result"
     parser.add_argument("--runs", type=whole_number, default=10, help=text)
     text = "runs that train at a time (default: 1: each starts after the one before)"
@@ -58,9 +58,15 @@ def add_campaign(subcommands: Commands) -> None:
 
 def run_campaign(arguments: argparse.Namespace) -> int:
     """Print or apply the campaign's jobs, or print its status; return 0."""
-    if arguments.file == _STATUS:
+    given = {*arguments.given, *(["apply"] if arguments.apply else [])}
+    is_status = arguments.file == _STATUS
+    for name in ("runs", "parallel", "apply") if is_status else ("selector", "ruleset"):
+        if name in given:
+            text = f"is an option of campaign {'FILE' if is_status else _STATUS}"
+            raise ConfigError(f"--{name}", UNSET, text)
+    if is_status:
         return _status(arguments)
-    if arguments.paths or arguments.selector is not None:
+    if arguments.paths:
         raise ConfigError(
             "arguments", str(arguments.file), "give one FILE, or the word status first"
         )
