@@ -13,8 +13,9 @@ from tests.paths import EXAMPLES, ROOT
 from fluxtrain.cli.commands import make_parser
 from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.resolve import resolve
+from fluxtrain.mlperf.review.review import RULES
 
-PAGES = ("submission.md", "data.md")
+PAGES = sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 _BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 
@@ -41,6 +42,7 @@ def test_the_submissions_page_goes_from_the_data_to_the_review_in_order() -> Non
     places = [steps.index(step) for step in wanted]
     assert places == sorted(places)
     assert len(commands("data.md")) > 5
+    assert f"PASSED: {len(RULES)} rules, " in (ROOT / "docs/submission.md").read_text()
 
 
 def test_the_volumes_and_the_downloads_of_the_submissions_page_are_valid() -> None:
