@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -39,6 +40,15 @@ def test_help_without_a_command_has_all_in_three_groups(
     last = text.splitlines()[-1].removeprefix("Pods of a job run ").rstrip(".").split(", ")
     assert [*listed, *last, "completion"] == list(commands.COMMANDS)
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_each_command_says_in_a_sentence_what_it_does() -> None:
+    parsers = {"": commands.make_parser()}
+    while parsers:
+        name, parser = parsers.popitem()
+        assert re.fullmatch(r"[A-Z].*\.", parser.description or ""), name
+        for action in parser._subparsers._group_actions if parser._subparsers else ():
+            parsers |= {f"{name} {key}": each for key, each in (action.choices or {}).items()}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

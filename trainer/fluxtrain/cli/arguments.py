@@ -221,10 +221,16 @@ def add_command(
     description: str | None = None,
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
-    texts: dict[str, Any] = {} if help is None else {"help": help}
-    parser = commands.add_parser(name, allow_abbrev=False, description=description, **texts)
+    given = {"help": help, "description": description or (help and sentence(help))}
+    texts: dict[str, Any] = {key: text for key, text in given.items() if text is not None}
+    parser = commands.add_parser(name, allow_abbrev=False, **texts)
     parser.set_defaults(action=action)
     return parser
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def path(text: str) -> Path:

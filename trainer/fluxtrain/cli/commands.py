@@ -140,7 +140,7 @@ def help_text() -> str:
 
 def make_parser(only: str = "") -> argparse.ArgumentParser:
     """Return the parser of the command ``only``, or of all."""
-    from fluxtrain.cli.arguments import Parser
+    from fluxtrain.cli.arguments import Parser, sentence
 
     parser = Parser(prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1.")
     parser.set_defaults(takes_overrides=False)
@@ -149,7 +149,7 @@ def make_parser(only: str = "") -> argparse.ArgumentParser:
     for name in [only] if only else COMMANDS:
         place, help = COMMANDS[name]
         module, _, function = place.partition(".")
-        commands.add_parser = partial(add_parser, help=help)
+        commands.add_parser = partial(add_parser, help=help, description=sentence(help))
         getattr(import_module(f"fluxtrain.cli.{module}"), function)(commands)
     return parser
 
@@ -160,7 +160,9 @@ def add_completion(commands: Any) -> None:
 
     text = "Print a script that completes commands, options, fields and files, for: eval or a file."
     parser = add_command(commands, "completion", _print_completion, description=text)
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL")
+    parser.add_argument(
+        "shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL", help="bash, zsh or tcsh"
+    )
 
 
 def _print_completion(arguments: argparse.Namespace) -> int:

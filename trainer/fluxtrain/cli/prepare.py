@@ -39,8 +39,7 @@ _PLACE = "DIR|MANIFEST|URL"
 
 def add(commands: Commands) -> None:
     """Add the command's parser."""
-    text = "Download and prepare data sets."
-    parser = commands.add_parser("prepare", allow_abbrev=False, description=text)
+    parser = commands.add_parser("prepare", allow_abbrev=False)
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
     _add_cc12m(sets)
@@ -51,10 +50,7 @@ def add(commands: Commands) -> None:
 
 def add_fetch(commands: Commands) -> None:
     """Add the parser of ``fluxtrain fetch``."""
-    text = (
-        "fetch what a file needs: weights and encoders that --models lacks, and pictures at a URL"
-    )
-    parser = add_command(commands, "fetch", _fetch, description=text)
+    parser = add_command(commands, "fetch", _fetch)
     add_file(parser)
     add_paths(parser)
     add_from(parser)
@@ -140,7 +136,7 @@ def _fetch_pictures(config: RunConfig, paths: RunPaths) -> None:
 
 def _add_openmoji(sets: Commands) -> None:
     text = "the demo's images, autoencoder and encodings, from Python packages"
-    parser = add_command(sets, "openmoji", _openmoji, help=text, description=text)
+    parser = add_command(sets, "openmoji", _openmoji, help=text)
     _add_force(parser)
     add_paths(parser)
 
@@ -212,7 +208,7 @@ def _add_resumable(
         except KeyboardInterrupt:
             raise StoppedError("stopped; the same command resumes") from None
 
-    return add_command(sets, name, action, help=text, description=text)
+    return add_command(sets, name, action, help=text)
 
 
 def _add_output(parser: Parser) -> None:
