@@ -60,7 +60,7 @@ class _StoreOnce(argparse._StoreAction):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         given = vars(namespace).setdefault("given", {})
-        if values == "":
+        if values == "" and self.type is None:  # types have a message of their own
             raise ConfigError(option_string or str(self.metavar), UNSET, "must not be empty")
         if option_string and self.dest in given:
             text = f"was already set to {given[self.dest]}; set it once"

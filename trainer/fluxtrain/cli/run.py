@@ -181,13 +181,13 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
         "several nodes without Kubernetes", "the same command on each of them: docs/slurm.md"
     )
     text = "number of nodes; MIN:MAX: continue as long as MIN are left"
-    group.add_argument("--nodes", metavar="N|MIN:MAX", help=text)
+    group.add_argument("--nodes", type=str, metavar="N|MIN:MAX", help=text)
     text = "where they meet: the node with this address, node rank 0 if ranks are given, serves it"
-    group.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
+    group.add_argument("--rendezvous", type=str, metavar="HOST:PORT", help=text)
     text = "rank of this node, from 0 (default: $SLURM_NODEID, else by host name)"
-    group.add_argument("--node-rank", metavar="R", help=text)
+    group.add_argument("--node-rank", type=str, metavar="R", help=text)
     text = f"wait for the rendezvous, and for enough nodes, for this long (default: {_TIMEOUT:g})"
-    group.add_argument("--rendezvous-timeout", metavar="SECONDS", help=text)
+    group.add_argument("--rendezvous-timeout", type=str, metavar="SECONDS", help=text)
 
 
 def parse_nodes(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Nodes | None:
