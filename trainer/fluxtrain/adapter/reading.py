@@ -510,7 +510,7 @@ def base_of(adapter: Adapter) -> str:
     """Return what the shapes in ``adapter`` say of its model."""
     width = _width(adapter) or None
     channels = adapter["img_in"].inputs if "img_in" in adapter else None
-    kinds = {64: "", 128: ", with a map (Depth, Canny)", 384: ", with a mask (Fill)"}
+    kinds = {64: "", 128: ", with a control image (Depth, Canny)", 384: ", with a mask (Fill)"}
     family = (
         f"FLUX.1's width of {_WIDTH}" if width == _WIDTH else f"width {width}, FLUX.1's is {_WIDTH}"
     )
