@@ -27,6 +27,7 @@ from tests.trainer.tiny_encoders import CHANNELS, TOKENS, WIDTH, write_encoders
 from tests.trainer.tiny_model import random_flux, save_flux, tiny_model
 from torch import Tensor, nn
 
+from fluxtrain.adapter.opening import model_of
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig, SamplingConfig
@@ -97,6 +98,17 @@ def test_a_control_may_be_small_and_a_mask_is_one(roots: RunPaths, tmp_path: Pat
         done = sample(weights, roots, tmp_path / f"{condition} {mask == grey}", *files)
         assert done.returncode == (EXIT_USAGE if mask == grey else EXIT_OK), done.stderr
     assert f"{grey}: brightest pixel has 100" in done.stderr.replace("its control's ", "")
+
+
+def test_a_run_of_canny_is_sampled_as_it_was_trained(roots: RunPaths, tmp_path: Path) -> None:
+    """Its weights have the shapes of depth's."""
+    run = config("depth", model={"condition": "canny"})
+    paths = RunPaths(tmp_path / "out", roots.data, roots.models)
+    in_process.train(run, paths)
+    picture = f"--control={roots.data / 'pairs/control/001.webp'}"
+    done = sample(paths.output, roots, tmp_path / "images", picture)
+    assert done.returncode == EXIT_OK, done.stderr
+    model_of(config("depth", initial_weights=str(paths.output)), roots.models)
 
 
 def test_prompts_of_a_run_may_have_pictures(roots: RunPaths, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
 from fluxtrain.adapter.updates import AnyUpdate, Hadamard, Product, RowBlock, Update, kind_of
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.model import ModelConfig
+from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import MAGNITUDE, WHOLE_MAGNITUDE, AdaptedLayer, adapted_layers, is_clip
 from fluxtrain.model.parameters import initial_value
@@ -87,8 +87,9 @@ def _require_condition(path: Path, model: ModelConfig) -> None:
     """Raise DataError if ``path`` is a run whose model takes a condition that ``model`` does not."""
     checkpoint = checkpoint_of(path)
     trained = read_config(checkpoint)["model"] if checkpoint else {}
-    own = trained.get("condition", "none")
-    if own not in ("none", model.condition):
+    own, takes = trained.get("condition", "none"), model.takes
+    channels = [each and each.token_channels(1) for each in (CONDITIONS.get(own), takes)]
+    if own != "none" and channels[0] != channels[1]:  # equal of depth and canny
         text = f"trained with model.condition {own}; it is {model.condition} here"
         raise DataError(f"{path}: {text}")
 

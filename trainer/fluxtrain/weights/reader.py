@@ -220,9 +220,7 @@ def _require_channels(weights: Weights, model: ModelConfig) -> None:
         return
     if model.condition not in found:
         names = " or ".join(found)
-        text = (
-            f"tokens of {inputs} channels, as model.condition {names} has; it is {model.condition}"
-        )
+        text = f"tokens of {inputs} channels, as model.condition {names} has, not {model.condition}"
         step = f"set model.condition to {names} and model.in_channels to {inputs}"
         raise DataError(f"{weights.path}: {text}: {step}, or name other weights")
 
