@@ -275,9 +275,10 @@ WHOLE = {f"{NAME}.{DOWN}": torch.full((2, 64), 1e20), f"{NAME}.{UP}": torch.full
         ),
         ({f"{NAME}.{UP}": torch.ones(192, 2, dtype=torch.int8)}, "is int8, of a quantised file"),
         ({}, f"largest norm:  {1e40 * 2 * (64 * 192) ** 0.5:.4g} of double_blocks.0.img_attn.qkv"),
+        ({f"{NAME}.{UP}": torch.zeros(192, 2)}, "largest norm:  0: no effect"),
         ({"\x1b[31m\nred": torch.ones(1)}, "unknown:       1: \\x1b[31m\\nred"),
     ],
-    ids=["not a number", "int8", "large", "escape"],
+    ids=["not a number", "int8", "large", "zero", "escape"],
 )
 def test_odd_values_and_names_are_described(
     change: dict[str, Tensor], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

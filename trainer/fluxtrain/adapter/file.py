@@ -545,7 +545,7 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{num_parameters(adapter.values()):,}"
     norms = {layer: update.norm() for layer, update in adapter.items()}
     layer = max(norms, key=norms.__getitem__)
-    yield "largest norm", f"{norms[layer]:.4g} of {layer}"
+    yield "largest norm", f"{norms[layer]:.4g} of {layer}" if norms[layer] else "0: no effect"
     if file.left_out:
         yield "left out", file.left_out
     absent = [layer for layer in adapter if is_beyond(layer)]
