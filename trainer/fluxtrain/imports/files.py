@@ -98,7 +98,7 @@ _FOREIGN: tuple[tuple[str, ...], ...] = (
     (f"is diffusion-pipe's, {NO_IMPORT}",
      r"micro_batch_size_per_gpu|pipeline_stages|model\.(diffusers_path|transformer_dtype)|frame_buckets|"
      r"directory\.(path|control_path)"),
-    (f"is musubi-tuner's, for other models, {NO_IMPORT}",
+    (f"is musubi-tuner's, for other models or Kontext, {NO_IMPORT}",
      r"dit|dit_high_noise|datasets\.(image|video|control|cache)_directory|datasets\.(image|video)_jsonl_file"),
     (f"is axolotl's, for language models, {NO_IMPORT}",
      "base_model", r"sequence_len|adapter|datasets\.\w+|micro_batch_size"),
