@@ -117,8 +117,7 @@ def datasets(root: Path) -> Work:
     )
     t5 = T5EncoderModel.from_pretrained(models / "t5", dtype=torch.bfloat16).eval()
     clip = CLIPTextModel.from_pretrained(models / "clip", dtype=torch.bfloat16).eval()
-    cpu = torch.device("cpu")
-    autoencoder = load_encoder(EncodersConfig(), models, cpu, torch.bfloat16)
+    autoencoder = load_encoder(EncodersConfig(), models, torch.device("cpu"))
 
     def ids(tokenizer: Any, captions: list[str], length: int) -> torch.Tensor:
         options = {"padding": "max_length", "truncation": True, "return_tensors": "pt"}

@@ -248,9 +248,10 @@ def test_what_is_transparent_in_a_mask_is_black(content: bytes) -> None:
             "32 x 32 pixels, another aspect ratio",
         ),
         ("kontext", file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
+        ("depth", file_of(Image.new("RGB", (2, 1)), "PNG"), "its control: 2 x 1 pixels would be"),
         ("kontext", file_of(Image.new("RGB", (640, 8)), "PNG"), "of which 2 % would be kept"),
     ],
-    ids=["dark", "transparent photograph", "photograph", "square", "tiny", "panorama"],
+    ids=["dark", "transparent photograph", "photograph", "square", "tiny", "tiny map", "panorama"],
 )
 def test_a_control_that_is_none_is_named(condition: str, content: bytes, message: str) -> None:
     with Image.open(io.BytesIO(content)) as image:

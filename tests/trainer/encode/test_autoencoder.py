@@ -139,13 +139,25 @@ def test_a_cpu_without_bfloat16_encodes_in_float32(
     monkeypatch.setattr(codec, "lacks_bfloat16", lambda device: lacks)
     saved(tmp_path / "ae.safetensors")
     encoders = EncodersConfig(autoencoder="ae.safetensors")
-    loaded = load_encoder(encoders, tmp_path, torch.device("cpu"), torch.bfloat16)
+    loaded = load_encoder(encoders, tmp_path, torch.device("cpu"))
     assert {p.dtype for p in loaded.parameters()} == {torch.float32 if lacks else torch.bfloat16}
     images = (2 * torch.rand(1, 3, 16, 16) - 1).bfloat16()
     moments = torch.cat(loaded.encode(images), dim=1)
     assert moments.dtype == torch.bfloat16
     theirs = reference(random_autoencoder()).encoder(images.double())
     assert relative_error(moments, theirs) <= tolerance
+
+
+@pytest.mark.parametrize("lacks", [True, False])
+def test_the_patch_autoencoder_gives_both_moments_in_the_type_of_the_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: bool
+) -> None:
+    monkeypatch.setattr(codec, "lacks_bfloat16", lambda device: lacks)
+    save_patch_autoencoder(tmp_path / "patch.safetensors", PatchAutoencoder())
+    encoders = EncodersConfig(autoencoder="patch.safetensors", autoencoder_kind="patch")
+    loaded = load_encoder(encoders, tmp_path, torch.device("cpu"))
+    moments = loaded.encode(torch.zeros(1, 3, 16, 16, dtype=torch.bfloat16))
+    assert [each.dtype for each in moments] == [torch.bfloat16] * 2
 
 
 def test_half_precision_weights_load_as_float32(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ class PatchAutoencoder(nn.Module):
         wide = images.to(self.latent_mean.dtype)
         latents = self.analysis(wide) + self.encoder(wide)
         mean = ((latents - self.latent_mean) / self.latent_std).to(images.dtype)
-        return mean, self.logvar.expand_as(mean)
+        return mean, self.logvar.to(mean.dtype).expand_as(mean)
 
     def decode(self, latents: Latents) -> Images:
         """Return the images of ``latents``; values may be slightly outside of [-1, 1]."""
@@ -428,12 +428,10 @@ def load_codec(encoders: EncodersConfig, models_root: Path) -> Codec:
     return load_autoencoder(path)
 
 
-def load_encoder(
-    encoders: EncodersConfig, models_root: Path, device: torch.device, dtype: torch.dtype
-) -> Codec:
-    """Return `load_codec` on ``device``, computing in ``dtype``; in float32 on a CPU without bfloat16."""
-    computed = torch.float32 if lacks_bfloat16(device) else dtype
-    return load_codec(encoders, models_root).to(device, computed)
+def load_encoder(encoders: EncodersConfig, models_root: Path, device: torch.device) -> Codec:
+    """Return `load_codec` on ``device``, computing in its precision; in float32 on a CPU without bfloat16."""
+    name = "float32" if lacks_bfloat16(device) else encoders.precision
+    return load_codec(encoders, models_root).to(device, getattr(torch, name))
 
 
 def load_decoder(encoders: EncodersConfig, models_root: Path, device: torch.device) -> Decoder:

@@ -75,7 +75,7 @@ def _load(
 ) -> Encoders:
     dtype: torch.dtype = getattr(torch, encoders.precision)
     text = load_text_encoder(encoders, text_length, models_root, device, dtype)
-    codec = load_encoder(encoders, models_root, device, dtype)
+    codec = load_encoder(encoders, models_root, device)
     return Encoders(text, codec, device, dtype)
 
 

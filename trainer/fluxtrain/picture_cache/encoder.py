@@ -88,7 +88,7 @@ class PictureEncoder:
         dtype = encoders_dtype(self.config)
         if self._codec is None:
             place = self.paths.models, self.world.device
-            self._codec = load_encoder(self.config.encoders, *place, dtype)
+            self._codec = load_encoder(self.config.encoders, *place)
         image = scaled(pixels, self.world.device, dtype)
         mean, logvar = self._codec.encode(image)
         require_equal("in_channels", self.config.model.out_channels, mean.shape[1] * 4)
