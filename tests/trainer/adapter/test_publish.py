@@ -19,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 from tests.trainer.adapter.random_adapters import adapter_of
 
 from fluxtrain.adapter.file import readers, write_adapter
+from fluxtrain.adapter.publish import Publication
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.resolve import resolve
@@ -220,6 +221,28 @@ def test_a_run_is_published_once(hub: Hub, run: Path, capsys: pytest.CaptureFixt
     add_samples(run, 300, "newest")
     assert main(options) == EXIT_OK
     assert sorted(hub.files) == ["README.md", "images/00.png", "lora.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "base"),
+    [
+        ({}, "flux1-dev.safetensors", "FLUX.1-dev"),
+        ({}, "flux1-krea-dev.safetensors", "FLUX.1-Krea-dev"),
+        ({}, "flux1-kontext-dev.safetensors", "FLUX.1-Kontext-dev"),
+        ({}, "dev-depth-of-field.safetensors", "FLUX.1-dev"),
+        ({"condition": "canny", "in_channels": 128}, "mine.safetensors", "FLUX.1-Canny-dev"),
+        ({"condition": "fill", "in_channels": 384}, "from-krea.safetensors", "FLUX.1-Fill-dev"),
+    ],
+)
+def test_the_base_is_that_of_the_condition_or_of_the_weights_name(
+    model: dict[str, Any], weights: str, base: str
+) -> None:
+    """Names alone do not say that a model of dev's inputs is Depth's."""
+    controls = "control" if model else None
+    data = {"images": "pictures", "controls": controls}
+    run = resolve({"preset": "dev-lora", "model": model, "initial_weights": weights, "data": data})
+    found = Publication(run, Path("lora.safetensors"), step=None, images=[], readers="")
+    assert found.base == f"black-forest-labs/{base}"
 
 
 def test_a_base_that_nobody_can_get_is_not_named(run: Path) -> None:

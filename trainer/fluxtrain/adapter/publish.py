@@ -29,8 +29,11 @@ _PUBLISHER = "black-forest-labs"
 _OPEN = "FLUX.1-schnell"
 _SIZES = ("hidden_size", "depth", "depth_single_blocks", "vec_in_dim", "context_in_dim")
 _DEV = "FLUX.1-dev"
-_OTHERS = {name: each.repository for name, each in CONDITIONS.items()} | {"krea": "FLUX.1-Krea-dev"}
-"""What names the base in the name of its file, if it is neither schnell nor plain dev."""
+_OTHERS = {
+    **{name: each.repository for name, each in CONDITIONS.items() if each.adds_tokens},
+    "krea": "FLUX.1-Krea-dev",
+}
+"""Bases with dev's inputs, by a word in the names of their files."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ class Publication:
             return ""
         if not self.config.model.guidance_embed:
             return f"{_PUBLISHER}/{_OPEN}"
-        names = self.config.model.condition, Path(self.config.initial_weights or "").name
-        name = "-".join(names).lower()
-        return f"{_PUBLISHER}/{next((to for word, to in _OTHERS.items() if word in name), _DEV)}"
+        name = Path(self.config.initial_weights or "").name.lower()
+        named = next((to for word, to in _OTHERS.items() if word in name), _DEV)
+        return f"{_PUBLISHER}/{own.takes.repository if own.takes else named}"
 
     def files(self) -> dict[str, Path]:
         """Return the files by their paths in the repository, without the card."""
