@@ -87,10 +87,10 @@ def _require_condition(path: Path, model: ModelConfig) -> None:
     """Raise DataError if ``path`` is a run whose model takes a condition that ``model`` does not."""
     checkpoint = checkpoint_of(path)
     trained = read_config(checkpoint)["model"] if checkpoint else {}
-    own, takes = trained.get("condition", "none"), model.takes
-    channels = [each and each.token_channels(1) for each in (CONDITIONS.get(own), takes)]
-    if own != "none" and channels[0] != channels[1]:  # equal of depth and canny
-        text = f"trained with model.condition {own}; it is {model.condition} here"
+    name, here = trained.get("condition", "none"), model.takes
+    own = CONDITIONS.get(name)  # depth's inputs are canny's
+    if own and (here is None or own.token_channels(1) != here.token_channels(1)):
+        text = f"trained with model.condition {name}; it is {model.condition} here"
         raise DataError(f"{path}: {text}")
 
 
