@@ -31,8 +31,8 @@ from fluxtrain.data.pictures.dataset import (
     read_training_set,
 )
 from fluxtrain.data.pictures.encodings import LIKELY
-from fluxtrain.data.pictures.faults import num_lost
-from fluxtrain.data.pictures.folder import CAPTION_ENCODING, SIMILAR, UNREAD_TABLE
+from fluxtrain.data.pictures.faults import num_lost, unread_tables
+from fluxtrain.data.pictures.folder import CAPTION_ENCODING, SIMILAR
 from fluxtrain.data.pictures.picture import DECODER, variant_captions
 from fluxtrain.data.pictures.subset import (
     REPEATS,
@@ -235,8 +235,7 @@ def named(skipped: Mapping[str, str], report: Path | None) -> list[str]:
 
 def _lines(skipped: Mapping[str, str], left_out: Mapping[str, str], report: Path) -> Iterator[str]:
     yield from map(one_line, named(skipped, report))
-    tables = (name for name, reason in left_out.items() if reason == UNREAD_TABLE)
-    yield from (one_line(f"{name} {UNREAD_TABLE}") for name in islice(tables, _MAX_NAMED))
+    yield from unread_tables(left_out, _MAX_NAMED)
     if left_out:
         kinds = "thumbnails, hidden files and the like"
         similar = sum(SIMILAR in reason for reason in left_out.values())

@@ -18,7 +18,7 @@ import yaml
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.contract.run.model import CONDITIONS, Condition, ModelConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.data.pictures.folder import UNREAD_TABLE
+from fluxtrain.data.pictures.faults import unread_tables
 from fluxtrain.data.pictures.inspection import Inspection
 from fluxtrain.encode.files import encoder_bytes
 from fluxtrain.errors import UNSET, ConfigError
@@ -129,6 +129,8 @@ SIDES = (1024, 768, 512)
 _ENLARGED = 0.9
 """Part of a side from which on a picture is enlarged without being blurred."""
 _PROMPTS = 4
+_NAMED = 3
+"""Files of each kind that a message names."""
 _HELD_OUT = 0.1
 """Part of the pairs that are not trained, but evaluated and sampled: their prompts need pictures."""
 _WORDS = (AUTO, "fp8", "none", *CONDITIONS, *(base.preset for base in BASES.values()))
@@ -240,7 +242,7 @@ def first_run(
     """
     if base.controls and len(found.used) < 2:
         text = f"has {counted(len(found.used), 'picture')} to train: {base.name} needs two, one to look at"
-        reasons = (f"; {name}: {why}" for name, why in islice(found.skipped.items(), 3))
+        reasons = (f"; {name}: {why}" for name, why in islice(found.skipped.items(), _NAMED))
         raise ConfigError("PICTURES", str(images["images"]), "".join([text, *reasons]))
     run_length = length(len(found.used), machine.num_ranks)
     repeats, schedule = run_length["data"]["repeats"], run_length["schedule"]
@@ -294,18 +296,12 @@ def is_prompt(text: str) -> bool:
     return not has_controls and "--" not in text and not text.startswith("#")
 
 
-def _unread(found: Inspection) -> list[str]:
-    """Return the first tables beside the pictures that may hold their captions, and why they do not."""
-    unread = (f"{name} {why}" for name, why in found.left_out.items() if why == UNREAD_TABLE)
-    return list(islice(unread, 3))
-
-
 def _prefix(captions: Sequence[str], trigger: str | None, found: Inspection) -> str:
     """Return what comes before the captions, so that each has the ``trigger``."""
     if trigger is None:
         if not any(captions):
             text = "no picture has a caption: give a word that stands for them"
-            hint = "".join(f"; {line}" for line in _unread(found))
+            hint = "".join(f"; {line}" for line in unread_tables(found.left_out, _NAMED))
             raise ConfigError("--trigger", UNSET, f"{text}, such as --trigger=ohwx{hint}")
         return ""
     return "" if all(map(_has(trigger), filter(None, captions))) and any(captions) else trigger
@@ -321,7 +317,7 @@ def caption_notes(config: RunConfig, found: Inspection) -> Iterator[str]:
 
     Also tables that are not read, and how many captions have the prefix already.
     """
-    yield from _unread(found)
+    yield from unread_tables(found.left_out, _NAMED)
     count, lacking, prefix = len(found.used), len(found.without_caption), config.data.caption_prefix
     if 0 < lacking < count:
         caption = found.without_caption[0].picture.caption

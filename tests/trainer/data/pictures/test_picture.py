@@ -20,7 +20,8 @@ from PIL import Image, ImageCms
 
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures import picture
-from fluxtrain.data.pictures.folder import SIMILAR, UNREAD_TABLE, list_pictures
+from fluxtrain.data.pictures.faults import UNREAD_TABLE
+from fluxtrain.data.pictures.folder import SIMILAR, list_pictures
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,

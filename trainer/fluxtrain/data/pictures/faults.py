@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 
 from fluxtrain.data.pictures.encodings import EXTENSIONS, HEAD_BYTES, LIKELY, likely_codecs
+from fluxtrain.errors import one_line
 
+UNREAD_TABLE = "is not read: a metadata file is metadata.jsonl, .csv or .parquet at the top"
 FAULTS, LEFT_OUT = ".faults.json", ".left_out.json"
 EMPTY = "holds no pictures"
 """Of a shard or a table; those that it held are named by themselves."""
@@ -54,6 +57,12 @@ class Faults:
         for file, values in ((FAULTS, self.first | more), (LEFT_OUT, self.left_out)):
             if values:
                 (folder / file).write_text(json.dumps(values), encoding="utf-8")
+
+
+def unread_tables(left_out: Mapping[str, str], most: int) -> list[str]:
+    """Return a line for each of the first ``most`` tables that may hold captions, and are not read."""
+    names = (name for name, reason in left_out.items() if reason == UNREAD_TABLE)
+    return [one_line(f"{name} {UNREAD_TABLE}") for name in islice(names, most)]
 
 
 def read_faults(folder: Path, file: str = FAULTS) -> dict[str, str]:

@@ -27,7 +27,7 @@ from fluxtrain.data.pictures.encodings import (
     shown,
     text_of,
 )
-from fluxtrain.data.pictures.faults import FAULTS, LEFT_OUT
+from fluxtrain.data.pictures.faults import FAULTS, LEFT_OUT, UNREAD_TABLE
 from fluxtrain.errors import DataError
 
 SUFFIXES = (
@@ -175,7 +175,8 @@ def _pictures(
 
 def _unused_texts(names: Iterable[str]) -> dict[str, str]:
     parts = [(name, *splitext(name)) for name in names]
-    pictures = {stem for _, stem, end in parts if end.lower() in (*SUFFIXES, *_OTHER_SUFFIXES)}
+    known = {*SUFFIXES, *_OTHER_SUFFIXES}
+    pictures = {stem for _, stem, suffix in parts if suffix.lower() in known}
     unused = dict[str, str]()
     for name, stem, suffix in parts:
         if suffix.lower() in _TABLES and stem not in pictures and name not in METADATA:
@@ -414,7 +415,6 @@ _EXTENSIONS = (*EXTENSIONS, *map(str.upper, EXTENSIONS))
 _SIDECAR = ".json"
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 _TABLES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-UNREAD_TABLE = "is not read: a metadata file is metadata.jsonl, .csv or .parquet at the top"
 COLUMNS = ("text", "caption", "prompt")
 """Columns of a metadata file that hold the caption: the first of them that there is."""
 _FILE = "file_name"
