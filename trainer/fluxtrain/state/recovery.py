@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, CONFIG_FILE, RunPaths
 from fluxtrain.contract.run.config import RunConfig, Sharding
-from fluxtrain.errors import DataError
+from fluxtrain.errors import DataError, FencedError
 from fluxtrain.parallel.distributed import Channel, World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.state import checkpoint, run_state
@@ -173,7 +173,11 @@ def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Pat
         found = [str(fence.start), *(path.name for path in run_state.complete(folder))]
     start, *names = world.all_gather(found)
     fence = Fence(folder, int(start))
-    if world.all_gather([] if fence.path.exists() else [""]) and world.is_main:
+    unseen = [""]
+    with suppress(FencedError):
+        fence.check()  # opens the file: a lookup may be of an older state
+        unseen.clear()
+    if world.all_gather(unseen) and world.is_main:
         text = "is not the same on all nodes: no checkpoint will be whole after a restart"
         step = "spec.storage.output, or --output of fluxtrain run, names a volume of all nodes"
         print(f"fluxtrain: {folder} {text}; {step}", file=sys.stderr, flush=True)
