@@ -181,7 +181,9 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
         "several nodes without Kubernetes", "the same command on each of them: docs/slurm.md"
     )
     text = "number of nodes; MIN:MAX: continue as long as MIN are left"
-    group.add_argument("--nodes", type=str, metavar="N|MIN:MAX", help=text)
+    group.add_argument(
+        "--nodes", type=str, metavar="N|MIN:MAX", help=text
+    )  # parse_nodes says what is wrong
     text = "where they meet: the node with this address, node rank 0 if ranks are given, serves it"
     group.add_argument("--rendezvous", type=str, metavar="HOST:PORT", help=text)
     text = "rank of this node, from 0 (default: $SLURM_NODEID, else by host name)"
