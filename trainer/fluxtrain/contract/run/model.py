@@ -40,8 +40,7 @@ class Condition:
     @property
     def pipeline(self) -> str:
         """Return the name of diffusers' pipeline."""
-        has_own = self.adds_tokens or self.has_hole
-        return f"Flux{self.name if has_own else 'Control'}Pipeline"
+        return f"Flux{self.name if self.adds_tokens or self.has_hole else 'Control'}Pipeline"
 
     @property
     def repository(self) -> str:
