@@ -11,7 +11,7 @@ import numpy as np
 from cluster.kubectl import Manifest
 from tests.api_server.client import Kubectl
 from tests.end_to_end import stage
-from tests.end_to_end.stage import RUN, Operator, condition, job, wait_for
+from tests.end_to_end.stage import RUN, Operator, condition, job, losses, wait_for
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.order import Order
@@ -78,11 +78,31 @@ class Jobs:
         )
         print(f"{after}: {count} further steps after {seconds:.1f} s")
 
+    def wait_for_nodes(self, name: str, count: int) -> None:
+        """Wait until the status reports ``count`` nodes and as many ranks make five further steps."""
+        self.wait(
+            name,
+            lambda s: s.get("phase") == "Running" and s.get("nodes", {}).get("ready") == count,
+        )
+        last = max(losses(self.output)) + 5
+        seconds = wait_for(
+            lambda: sum(step >= last for step in _last_steps(self.output)) >= count,
+            lambda: self.debug_text(name, self.status(name)),
+            seconds=240,
+        )
+        print(f"{count} nodes: all make steps after {seconds:.1f} s")
+
     def debug_text(self, name: str, status: Manifest) -> str:
         """Return everything that explains why a wait timed out."""
         pods = self.kubectl("get", "pods", "-o", "wide", self.here)
         logs = stage.logs(self.kubectl, self.namespace, name)
         return f"{json.dumps(status, indent=1)}\n{pods}\n{self.operator.log()}\n{logs}"
+
+
+def _last_steps(output: Path) -> list[int]:
+    """Return the last step of each rank that ever used samples."""
+    ledgers = [path.read_text().splitlines() for path in (output / "ledger").glob("rank_*.jsonl")]
+    return [json.loads(lines[-2])["step"] for lines in ledgers if len(lines) > 1]
 
 
 def used_samples(output: Path) -> dict[int, list[int]]:

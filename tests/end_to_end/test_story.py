@@ -23,7 +23,7 @@ from fluxtrain.mlperf.evidence import read_finished_run
 from fluxtrain.mlperf.log_lines import NO_TARGET
 
 NAMESPACE = "story"
-STEPS = 160
+STEPS = 240
 STORY = {**RUN, "schedule": {"steps": STEPS}}
 BENCHMARK = {
     "preset": "micro",
@@ -64,6 +64,7 @@ def test_a_job_completes_although_each_of_its_pods_is_deleted(
     for victim in ("story-0", "story-1", "story-rendezvous"):
         kubectl("delete", "pod", victim, "--now", jobs.here)
         jobs.wait_for_steps("story", 10, f"{victim} deleted")
+    jobs.wait_for_nodes("story", 2)
     plugin = Plugin(kubectl, tmp_path, NAMESPACE)
     check_commands(plugin, jobs)
     jobs.operator.stop(signal.SIGKILL)

@@ -30,23 +30,10 @@ UNREACHABLE_SECONDS = 45.0
 TOLERANCE = 1e-4
 
 
-class ThreeNodeJob(Jobs):
-    """One job of two to three nodes."""
-
-    def trains_on(self, count: int) -> None:
-        """Wait until ``count`` nodes train."""
-        wait_for(
-            lambda: self.status(JOB).get("nodes", {}).get("ready") == count,
-            lambda: self.debug_text(JOB, self.status(JOB)),
-            seconds=240,
-        )
-        self.wait_for_steps(JOB, 5, f"{count} nodes")
-
-
 @pytest.fixture(scope="module")
-def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodeJob]:
+def jobs(kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
     assert len(nodes()) >= 3, "the cluster of these tests has three nodes"
-    jobs = ThreeNodeJob(kubectl, tmp_path_factory.mktemp("three"), NAMESPACE)
+    jobs = Jobs(kubectl, tmp_path_factory.mktemp("three"), NAMESPACE)
     stage.make_namespace(kubectl, NAMESPACE)
     stage.make_volumes(kubectl, NAMESPACE, jobs.output)
     jobs.operator.start()
@@ -79,13 +66,13 @@ def stopped_kubelets(victims: list[Node]) -> Iterator[None]:
 
 
 @pytest.mark.proof
-def test_a_batch_is_trained_that_the_ranks_do_not_divide(jobs: ThreeNodeJob) -> None:
-    jobs.trains_on(3)
+def test_a_batch_is_trained_that_the_ranks_do_not_divide(jobs: Jobs) -> None:
+    jobs.wait_for_nodes(JOB, 3)
     assert jobs.status(JOB)["restarts"]["gang"] == 0
 
 
 @pytest.mark.proof
-def test_nothing_is_deleted_while_all_nodes_are_unreachable(jobs: ThreeNodeJob) -> None:
+def test_nothing_is_deleted_while_all_nodes_are_unreachable(jobs: Jobs) -> None:
     before = jobs.uids(JOB)
     with stopped_kubelets(nodes()):
         began = time.monotonic()
@@ -102,7 +89,7 @@ def test_nothing_is_deleted_while_all_nodes_are_unreachable(jobs: ThreeNodeJob) 
     assert (restarts["charged"], restarts["free"], restarts["pod"]) == (0, 0, 0)
 
 
-def test_the_other_nodes_continue_if_one_is_lost(jobs: ThreeNodeJob) -> None:
+def test_the_other_nodes_continue_if_one_is_lost(jobs: Jobs) -> None:
     pods = jobs.pods(JOB)
     store = pods[f"{JOB}-rendezvous"]["spec"]["nodeName"]
     lost = next(n for n, p in pods.items() if p["spec"]["nodeName"] != store)
@@ -112,18 +99,18 @@ def test_the_other_nodes_continue_if_one_is_lost(jobs: ThreeNodeJob) -> None:
         try:
             jobs.wait_for_steps(JOB, 5, "a node lost")
             wait_for(lambda: victim.name not in ready_nodes(jobs.kubectl), "the node is not ready")
-            jobs.trains_on(3)  # the replacement runs on another node
+            jobs.wait_for_nodes(JOB, 3)  # the replacement runs on another node
         finally:
             node.power_on(victim)
     wait_for(lambda: lost not in jobs.pods(JOB), jobs.operator.log)
     assert jobs.status(JOB)["restarts"]["gang"] == 0
 
 
-def test_a_scaled_job_has_the_losses_of_one_rank(jobs: ThreeNodeJob, tmp_path: Path) -> None:
+def test_a_scaled_job_has_the_losses_of_one_rank(jobs: Jobs, tmp_path: Path) -> None:
     jobs.scale(JOB, 2)
-    jobs.trains_on(2)
+    jobs.wait_for_nodes(JOB, 2)
     jobs.scale(JOB, 3)
-    jobs.trains_on(3)
+    jobs.wait_for_nodes(JOB, 3)
     assert jobs.status(JOB)["restarts"]["gang"] == 0
     jobs.patch(JOB, lifecycle={"suspend": True})
     jobs.wait(JOB, lambda s: s.get("phase") == "Suspended" and jobs.pods(JOB) == {})
