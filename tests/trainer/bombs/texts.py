@@ -21,7 +21,7 @@ from fluxtrain.encode.files import check_text_folder
 from fluxtrain.encode.text import load_tokenizer
 from fluxtrain.imports.files import read_options
 from fluxtrain.mlperf.review.package import read_answers
-from fluxtrain.plan.estimate import MeasuredSpeeds
+from fluxtrain.plan.speed import MeasuredSpeeds
 from fluxtrain.sample.prompts import read_prompts
 
 ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -509,8 +509,9 @@ def _next_steps(
 def print_plan(arguments: argparse.Namespace) -> int:
     """Print the plan."""
     from fluxtrain.mlperf.rcp import reference_mean
-    from fluxtrain.plan.estimate import MeasuredSpeeds, faster_change, fitting_change, make_plan
+    from fluxtrain.plan.estimate import faster_change, fitting_change, make_plan
     from fluxtrain.plan.pictures import plan_pictures
+    from fluxtrain.plan.speed import MeasuredSpeeds
     from fluxtrain.plan.table import render
 
     job, config = load_config(arguments.file, arguments.overrides, quiet=arguments.json)

@@ -5,35 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.data import PIXELS_PER_LATENT
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.precision import Precision
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.contract.run.setting import Setting
 from fluxtrain.data.order import BatchShares
-from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.errors import ConfigError
 from fluxtrain.model.cost import copied_bytes, host_sizes
 from fluxtrain.model.parameters import count_parameters, count_trained, run_flops
 from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes
 from fluxtrain.parallel.traffic import exposed_seconds, sent_by_node, sent_by_rank, sent_within_node
 from fluxtrain.plan.pictures import PicturesPlan
-from fluxtrain.runtime.devices import Gpu, find_gpu, find_peak
+from fluxtrain.plan.speed import MeasuredSpeeds, assumed_speed, gpu_of
+from fluxtrain.runtime.devices import Gpu, find_gpu
 from fluxtrain.train.memory import Memory, settle_resharding, state_bytes, sum_error
 from fluxtrain.train.micro_batch import Room, largest_micro_batch, settle_micro_batch, step_memory
 
 DEFAULT_GPU = "MI300X"
-DEFAULT_MFU = 0.3
-"""Default fraction of the dense bfloat16 peak: published FLUX trainers reach 0.16 to 0.22, a very good
-one 0.38 to 0.45."""
-DEFAULT_FP8_MFU = 0.2
-"""Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
 MOST_EXPOSED = 0.1
 """The part of a step that GPUs may wait for collectives before plan names a sharding with less."""
 HOST_LINK = 25e9
@@ -195,12 +188,12 @@ def make_plan(
     given = config
     # all its micro batches are of one GPU
     found = None if measured is None else measured.of(given, num_ranks, 1)
-    if found and gpu and _gpu_of(found) is None:
+    if found and gpu and gpu_of(found) is None:
         text = (
             f"a measurement on {found.device}, whose peak is unknown, says nothing of another GPU"
         )
         raise ConfigError("--gpu", gpu, text)
-    device = assumed_gpu(gpu or (_gpu_of(found) if found else None), gpus_per_node)
+    device = assumed_gpu(gpu or (gpu_of(found) if found else None), gpus_per_node)
     if device is None:
         config = _on_cpus(config)
     room = Room.of(device.memory_bytes if device else None, ranks_per_node, memory_limit)
@@ -221,7 +214,7 @@ def make_plan(
     computed = batch + shares.padding
     largest = None if device is None else largest_micro_batch(config, sharding, room)
     flops = run_flops(config)
-    speed, mfu = _speed(device, mfu, flops, found, config)
+    speed, mfu = assumed_speed(device, mfu, flops, found, config)
     rate = speed and speed * num_ranks * batch / computed
     compute = accumulation * micro_batch / speed if speed else None
     trained = count_trained(config.model, config.adapter).total
@@ -346,182 +339,6 @@ def assumed_gpu(gpu: str | None, gpus_per_node: int) -> Gpu | None:
     return find_gpu(gpu or DEFAULT_GPU)
 
 
-def _gpu_of(speed: Speed) -> str | None:
-    """Return the name in the table of GPUs of what was measured; None if it is not there."""
-    peak = find_peak(speed.device, "bfloat16")
-    return peak.gpu if peak else None
-
-
-def _peak(gpu: Gpu, config: RunConfig) -> float:
-    """Return the dense FLOP/s of ``gpu`` in the type of the linear layers."""
-    fp8 = config.precision.fp8
-    if fp8 == "none":
-        own = gpu.float32_flops if config.precision.compute == "float32" else None
-        return own or gpu.peak_flops
-    if gpu.fp8_flops is None:
-        text = f"{gpu.name} has no fp8 matrix products; use none"
-        raise ConfigError("spec.run.precision.fp8", fp8, text)
-    return gpu.fp8_flops
-
-
-def _speed(
-    device: Gpu | None, mfu: float | None, flops: float, measured: Speed | None, config: RunConfig
-) -> tuple[float | None, float | None]:
-    """Return samples per second of a rank with a sample's ``flops``, and MFU; None if they are unknown."""
-    if measured is not None:
-        own = _gpu_of(measured)
-        if own is None or device is None:
-            return measured.samples_per_second, None
-        mfu = measured.samples_per_second * flops / _peak(find_gpu(own), config)
-    if device is None:
-        return None, None
-    mfu = mfu or (DEFAULT_MFU if config.precision.fp8 == "none" else DEFAULT_FP8_MFU)
-    return _peak(device, config) * mfu / flops, mfu
-
-
 def _sample_bytes(config: RunConfig) -> int:
     text = config.data.text_length * config.model.context_in_dim + config.model.vec_in_dim
     return 2 * (text + 2 * math.prod(config.latent_shape))
-
-
-# Speeds that the benchmark task has measured, from which a plan takes its hours.
-
-
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Count = Annotated[int, Field(ge=1)]
-_MAX_BYTES = 1 << 24
-
-
-class _Trial(BaseModel):
-    setting: Setting
-    micro_batch_size: _Count
-    num_ranks: _Count
-    global_batch_size: _Count
-
-
-class _Measurement(BaseModel):
-    images_per_second_per_gpu: _Positive
-    device: str
-    compiled: bool
-
-
-class _Entry(BaseModel):
-    trial: _Trial
-    measurement: _Measurement | None
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of a step."""
-        assert self.measurement is not None
-        return self.trial.micro_batch_size / self.measurement.images_per_second_per_gpu
-
-
-class _File(BaseModel):
-    run: dict[str, Any]
-    trials: list[_Entry]
-
-
-@dataclass(frozen=True)
-class Speed:
-    """What a rank does of a run, by measurement."""
-
-    samples_per_second: float
-    device: str
-    source: str
-    """What was measured, for people."""
-
-
-class MeasuredSpeeds:
-    """The content of a ``benchmark.json``."""
-
-    def __init__(self, path: Path) -> None:
-        """Read ``path``; raises DataError if it is not the result of a benchmark."""
-        self._path = path
-        try:
-            with path.open("rb") as file:
-                content = file.read(_MAX_BYTES + 1)
-            if len(content) > _MAX_BYTES:
-                raise DataError(f"{path}: has more than {_MAX_BYTES} bytes")
-            self._content = _File.model_validate_json(content)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValidationError as error:
-            text = error.errors()[0]["msg"]
-            raise DataError(f"{path}: not the benchmark.json of a benchmark ({text})") from None
-
-    def of(self, config: RunConfig, num_ranks: int, micro_batch: int) -> Speed:
-        """Return the speed of ``config`` on ``num_ranks`` in micro batches of ``micro_batch`` samples.
-
-        Between two batches that were measured, the time of a step is interpolated; outside of them, it is in
-        proportion to the batch. Of several numbers of ranks, the nearest up to ``num_ranks`` counts.
-        Raises ConfigError if none is of the same model, adapters, shapes, precision and recomputation.
-        """
-        entries = self._matching(config)
-        counts = {entry.trial.num_ranks for entry in entries}
-        count = max((n for n in counts if n <= num_ranks), default=min(counts))
-        by_batch = {e.trial.micro_batch_size: e for e in entries if e.trial.num_ranks == count}
-        points = [by_batch[batch] for batch in sorted(by_batch)]
-        near = _nearest(points, micro_batch)
-        batches = " and ".join(str(entry.trial.micro_batch_size) for entry in near)
-        device = near[0].measurement.device if near[0].measurement else ""
-        return Speed(
-            samples_per_second=micro_batch / _seconds(near, micro_batch),
-            device=device,
-            source=f"at batch {batches} of each of {count} ranks on {device} ({self._path})",
-        )
-
-    def _matching(self, config: RunConfig) -> list[_Entry]:
-        own = config.model_dump(mode="json", include={"model", "adapter"})
-        for section, value in own.items():
-            if value != self._content.run.get(section):
-                text = f"was measured with another spec.run.{section}"
-                raise ConfigError("--measured", str(self._path), text)
-        blocks = config.parallel.offload_blocks
-        if blocks != self._content.run.get("parallel", {}).get("offload_blocks", 0):
-            text = "was measured with another spec.run.parallel.offload_blocks"
-            raise ConfigError("--measured", str(self._path), text)
-        wanted, compiled = Setting.of(config), config.parallel.compile
-        found = [
-            entry
-            for entry in self._content.trials
-            if entry.measurement is not None
-            and _uncompiled(entry.trial.setting) == _uncompiled(wanted)
-            and entry.trial.global_batch_size
-            == entry.trial.micro_batch_size * entry.trial.num_ranks
-            and compiled in (None, entry.measurement.compiled)
-        ]
-        if not found:
-            trials = [entry.trial for entry in self._content.trials if entry.measurement]
-            settings = dict.fromkeys(str(_uncompiled(trial.setting)) for trial in trials)
-            text = f"has {'; '.join(settings) or 'no measurement'}; needed is {wanted}"
-            raise ConfigError("--measured", str(self._path), text)
-        return _of_one_kind(found)
-
-
-def _of_one_kind(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Return those of ``entries`` that were compiled, if there are some, else all."""
-    compiled = [e for e in entries if e.measurement is not None and e.measurement.compiled]
-    return compiled or list(entries)
-
-
-def _uncompiled(setting: Setting) -> Setting:
-    """Return what ``setting`` computes, however it is compiled: a measurement says that by itself."""
-    return replace(setting, compile=None)
-
-
-def _nearest(points: Sequence[_Entry], batch: int) -> list[_Entry]:
-    """Return the measurement of ``batch``, else those around it, else the one at that end."""
-    below = [entry for entry in points if entry.trial.micro_batch_size <= batch]
-    above = [entry for entry in points if entry.trial.micro_batch_size >= batch]
-    ends = [*below[-1:], *above[:1]]
-    return ends[:1] if len(ends) == 2 and ends[0] == ends[1] else ends
-
-
-def _seconds(near: Sequence[_Entry], batch: int) -> float:
-    """Return the seconds of a step with ``batch`` samples, by one or two measurements."""
-    low, high = near[0], near[-1]
-    sizes = low.trial.micro_batch_size, high.trial.micro_batch_size
-    if low is high:
-        return low.seconds * batch / sizes[0]
-    part = (batch - sizes[0]) / (sizes[1] - sizes[0])
-    return low.seconds + part * (high.seconds - low.seconds)

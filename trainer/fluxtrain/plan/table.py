@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from fluxtrain.contract.run.config import AUTO
 from fluxtrain.parallel.traffic import BETWEEN_NODES, HOP, WITHIN_NODE
-from fluxtrain.plan.estimate import DEFAULT_FP8_MFU, DEFAULT_MFU, HOST_LINK, Plan
+from fluxtrain.plan.estimate import HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
+from fluxtrain.plan.speed import DEFAULT_FP8_MFU, DEFAULT_MFU
 from fluxtrain.runtime.progress import decimal
 from fluxtrain.state.free_memory import reserve_of
 from fluxtrain.train.micro_batch import USABLE

@@ -18,7 +18,8 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
 from fluxtrain.model.cost import training_flops
 from fluxtrain.parallel.distributed import World
-from fluxtrain.plan.estimate import MeasuredSpeeds, Plan, make_plan
+from fluxtrain.plan.estimate import Plan, make_plan
+from fluxtrain.plan.speed import MeasuredSpeeds
 from fluxtrain.plan.table import render
 
 ALONE = World.alone()
