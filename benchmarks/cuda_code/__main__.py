@@ -1,6 +1,6 @@
 """Kernels and bytes of the blocks' generated CUDA code, on a machine without a GPU.
 
-    python -m benchmarks.cuda_code [--blocks bfloat16:single ...] [--kernels] [--output FILE]
+    python -m benchmarks.cuda_code [--blocks bfloat16:single ...] [--kernels] [--output FILE] [--update]
 
 Inductor writes the code of the trainer's blocks at FLUX.1's size, forward and backward. u is one activation
 of micro batch 32, 512 tokens and width 3072 in bfloat16, 100.7 MB. Products and attention are not counted.
@@ -14,13 +14,18 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cuda_code import stub
 
-PRECISIONS = ("bfloat16", "tensorwise", "rowwise")
+if TYPE_CHECKING:
+    from benchmarks.cuda_code.generate import Code
+
+PRECISIONS = ("bfloat16", "tensorwise", "rowwise", "lora")
+"""The last is of LoRAs on frozen weights in bfloat16."""
 BLOCKS = [
     f"{precision}:{kind}{torch}"
     for torch in ("", ":torch")
@@ -39,18 +44,22 @@ def main() -> int:
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=BLOCKS)
     parser.add_argument("--kernels", action="store_true", help="list them")
     parser.add_argument("--output", type=Path, help="a file in JSON")
+    parser.add_argument("--update", action="store_true", help="write what `fluxtrain plan` reads")
     options = parser.parse_args()
+    if options.update and options.blocks != BLOCKS:
+        parser.error("--update: plan reads all blocks; leave --blocks out")
     warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
     stub.load()
     from benchmarks.cuda_code.generate import UNIT, generate
     from benchmarks.table import print_table
 
+    from fluxtrain.plan.speed import MOVED_FILE
+
     stub.complete()
     codes = {}
     for block in options.blocks:
         precision, kind, *plain = block.split(":")
-        fp8 = None if precision == "bfloat16" else precision
-        codes[block] = code = generate(kind, fp8, own=not plain)
+        codes[block] = code = generate(kind, precision, own=not plain)
         for kernel in code.kernels if options.kernels else ():
             if kernel.by_inductor > _SMALL * UNIT:
                 numbers = f"{kernel.by_inductor / UNIT:6.2f} {kernel.exact / UNIT:6.2f}"
@@ -71,9 +80,23 @@ def main() -> int:
         )
     ]
     print_table("Registers of a thread", ["kernel", *ARCHITECTURES], rows)
+    if options.update:
+        MOVED_FILE.write_text(json.dumps(_moved(codes, UNIT), indent=1) + "\n")
     if options.output:
         options.output.write_text(json.dumps({name: asdict(each) for name, each in codes.items()}))
     return 0
+
+
+def _moved(codes: Mapping[str, Code], unit: int) -> dict[str, dict[str, list[float]]]:
+    """Return the ``unit``s that each block moves, forward and backward, by precision and kind."""
+    moved: dict[str, dict[str, list[float]]] = {precision: {} for precision in PRECISIONS}
+    for block in BLOCKS[: 2 * len(PRECISIONS)]:
+        precision, kind = block.split(":")
+        sums = [0, 0]
+        for kernel in codes[block].kernels:
+            sums[kernel.is_backward] += kernel.exact
+        moved[precision][kind] = [round(each / unit, 1) for each in sums]
+    return moved
 
 
 def _printed(module: str, *arguments: str, **environment: str) -> Any:

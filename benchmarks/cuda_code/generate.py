@@ -16,10 +16,13 @@ from torch import Tensor, nn
 from torch._inductor.graph import GraphLowering
 from torch._subclasses import FakeTensorMode
 
+from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import Fp8Linear, use_fp8
 from fluxtrain.model.kernels import use_kernels
+from fluxtrain.model.layers import adapted_layers
+from fluxtrain.model.lora import add_adapters
 from fluxtrain.parallel.compile import compile_module
 from fluxtrain.parallel.parallelize import WeightScaling
 
@@ -53,12 +56,12 @@ class _GeneratedError(Exception):
     """The code is there, and its forward pass would run."""
 
 
-def generate(kind: str, fp8: str | None, *, own: bool) -> Code:
-    """Return the code of a block, ``kind`` double or single, with the trainer's ``own`` kernels or not."""
-    with torch.device("meta"):
-        model = Flux(MODEL)
-    if fp8:
-        use_fp8(model, fp8, GPU)
+def generate(kind: str, precision: str, *, own: bool) -> Code:
+    """Return the code of a block, ``kind`` double or single, with the trainer's ``own`` kernels or not.
+
+    ``precision`` is bfloat16, a recipe of fp8, or lora: frozen weights in bfloat16 with the default adapters.
+    """
+    model = _model(precision)
     if own:
         use_kernels(model)
     block = (model.double_blocks if kind == "double" else model.single_blocks)[0]
@@ -82,7 +85,8 @@ def generate(kind: str, fp8: str | None, *, own: bool) -> Code:
     ):
         for module in block.modules():
             for name, parameter in module._parameters.items():
-                module._parameters[name] = nn.Parameter(_new(*parameter.shape))
+                new = nn.Parameter(_new(*parameter.shape), requires_grad=parameter.requires_grad)
+                module._parameters[name] = new
         WeightScaling(block, torch.bfloat16)
         for module in block.modules():
             if isinstance(module, Fp8Linear) and module.recipe == "tensorwise":
@@ -98,6 +102,17 @@ def generate(kind: str, fp8: str | None, *, own: bool) -> Code:
         except _GeneratedError:
             return code
     raise RuntimeError("the block ran without generated code")
+
+
+def _model(precision: str) -> Flux:
+    """Return the model of one block of each kind, on the meta device."""
+    with torch.device("meta"):
+        model = Flux(MODEL)
+        if precision == "lora":
+            add_adapters(model, adapted_layers(MODEL, AdapterConfig()), torch.bfloat16)
+    if precision in ("tensorwise", "rowwise"):
+        use_fp8(model, precision, GPU)
+    return model
 
 
 def _new(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -169,12 +169,12 @@ def test_schnell_matches_the_reference_sheet() -> None:
 
 def test_fp8_is_a_fraction_of_its_own_peak() -> None:
     plain, fp8 = (
-        make_plan(make_config(precision={"fp8": recipe}), 1, 8, "MI300X")
+        make_plan(make_config(precision={"fp8": recipe}), 1, 8, "B200")
         for recipe in ("none", "tensorwise")
     )
     assert plain.samples_per_second is not None
     assert fp8.samples_per_second == pytest.approx(plain.samples_per_second * 4 / 3, rel=1e-3)
-    assert "Assumed: 20% of the MI300X's dense fp8 peak (the default)" in render(fp8)
+    assert "Assumed: 20% of the B200's dense fp8 peak (the default)" in render(fp8)
     assert fp8.memory_bytes_per_gpu.activations < 0.9 * plain.memory_bytes_per_gpu.activations
     with pytest.raises(ConfigError, match=r"precision\.fp8: got 'rowwise'; MI250X has no fp8"):
         make_plan(make_config(precision={"fp8": "rowwise"}), 1, 8, "MI250X")
@@ -183,8 +183,8 @@ def test_fp8_is_a_fraction_of_its_own_peak() -> None:
 @pytest.mark.parametrize(("gpu", "peak"), [("MI300X", 163.4), ("MI355X", 157.3), ("H100", 66.9)])
 def test_float32_is_a_fraction_of_its_own_peak(gpu: str, peak: float) -> None:
     plain, whole = (
-        make_plan(make_config(precision={"compute": compute}), 8, 8, gpu)
-        for compute in ("bfloat16", "float32")
+        make_plan(make_config(precision={"compute": compute}), 8, 8, gpu, mfu)
+        for compute, mfu in (("bfloat16", 0.3), ("float32", None))
     )
     assert whole.samples_per_second == pytest.approx(
         64 * peak * 1e12 * 0.3 / whole.flops_per_sample
@@ -587,13 +587,13 @@ def test_unequal_shares_are_padded_as_little_as_possible(
     config = make_config(
         schedule={"global_batch_size": batch}, parallel={"micro_batch_size": largest}
     )
-    plan = make_plan(config, nodes, 8)
+    plan = make_plan(config, nodes, 8, mfu=0.3)
     assert (plan.micro_batch_size, plan.accumulation_steps) == (micro, accumulation)
     assert plan.samples_per_rank == micro * accumulation
     assert plan.padded_samples == padded
     computed = nodes * 8 * plan.samples_per_rank
     assert plan.padding_percent == pytest.approx(100 * (1 - batch / computed))
-    even = make_plan(config, 1, 1)
+    even = make_plan(config, 1, 1, mfu=0.3)
     assert plan.samples_per_second is not None
     assert even.samples_per_second is not None
     whole = plan.num_ranks * even.samples_per_second
@@ -656,7 +656,7 @@ def test_the_table_has_units_and_assumptions() -> None:
         "20.41 TFLOP",
         "GiB",
         "8 × MI300X",
-        "Assumed: 30% of the MI300X",
+        "Predicted: 36% of the MI300X's dense bfloat16 peak; --gpu, --mfu and --measured change it.",
     ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) <= 110

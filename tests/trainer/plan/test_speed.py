@@ -1,4 +1,4 @@
-"""The hours of a plan are those of a measurement, if one is given."""
+"""The hours of a plan are those of a measurement, else predicted where the rates of the GPU are known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError, DataError
 from fluxtrain.model.cost import training_flops
 from fluxtrain.parallel.distributed import World
 from fluxtrain.plan.estimate import Plan, make_plan
-from fluxtrain.plan.speed import MeasuredSpeeds
+from fluxtrain.plan.speed import MOVED_FILE, RATES, MeasuredSpeeds
 from fluxtrain.plan.table import render
 
 ALONE = World.alone()
@@ -199,3 +199,100 @@ def test_a_speed_is_refused_where_it_would_be_ignored(
     assert f"{option[0]}: got '{option[1]}'; must be left out with --verify" in (
         capsys.readouterr().err
     )
+
+
+def predict(gpu: str | None = "H200", nodes: int = 1, gpus: int = 1, **changes: Any) -> Plan:
+    batch = nodes * gpus * 32
+    base = {"preset": "mlperf-schnell", "logging": {"mlperf": {"division": "open"}}}
+    base["schedule"] = {"global_batch_size": batch, "steps": 1000}
+    return make_plan(resolve({**base, **changes}), nodes, gpus, gpu)
+
+
+LORA = {"preset": "dev-lora", "initial_weights": "a", "schedule": {"steps": 10}, "logging": {}}
+
+
+def lora(**adapter: Any) -> dict[str, Any]:
+    return {**LORA, "adapter": {"rank": 16, **adapter}}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "is_predicted"),
+    [
+        *((gpu, {}, True) for gpu in RATES),
+        ("H200", {"precision": {"fp8": "tensorwise"}}, True),
+        ("H200", {"precision": {"fp8": "rowwise"}}, True),
+        ("H200", {"parallel": {"kernels": ["blocks"]}}, True),
+        ("H200", {"parallel": {"kernels": ["optimizer"]}}, False),
+        ("H200", {"parallel": {"compile": False}}, False),
+        ("H200", {"precision": {"compute": "float32"}}, False),
+        ("H200", lora(), True),
+        ("H200", lora(dora=True), False),
+        ("H200", lora(kind="lokr"), False),
+        ("H200", lora(base_dtype="fp8"), False),
+        ("B200", {}, False),
+        ("RTX 4090", {}, False),
+    ],
+)
+def test_a_step_is_predicted_where_its_rates_and_bytes_are_known(
+    gpu: str, changes: dict[str, Any], is_predicted: bool
+) -> None:
+    plan = predict(gpu, **changes)
+    assert plan.is_predicted == is_predicted
+    text = render(plan)
+    how = "measured" if gpu == "H200" else "assumed"
+    assert (f"generated code, at {how} rates of the GPU" in text) == is_predicted
+    assert ("Assumed: 30% of the" in text) != is_predicted
+    assert plan.mfu is not None
+    assert 0.15 < plan.mfu < 0.7
+
+
+def test_each_part_of_a_step_takes_its_time() -> None:
+    """FLUX.1's step at its published FLOPs and parameters, on one GPU without FSDP2."""
+    rates, plan = RATES["H200"], predict()
+    tokens, width, blocks = 512, 3072, 57
+    attention = 32 * blocks * 3 * 4 * tokens**2 * width
+    products = (
+        32 * training_flops(resolve({"preset": "mlperf-schnell"}).model, 256, 256) - attention
+    )
+    moved = json.loads(MOVED_FILE.read_text())["bfloat16"]
+    units = 19 * sum(moved["double"]) + 38 * sum(moved["single"])
+    copied = units * 32 * tokens * width * 2 + 28 * 11_891_178_560
+    expected = products / rates.bfloat16 + attention / rates.attention + copied / rates.bandwidth
+    assert plan.compute_seconds_per_step == pytest.approx(expected, rel=1e-3)
+    assert plan.seconds == pytest.approx(1000 * expected, rel=1e-3)
+
+
+def test_recomputed_blocks_take_their_forward_pass_again() -> None:
+    plain, whole = (
+        predict(parallel={"activation_checkpointing": part}).compute_seconds_per_step
+        for part in (0.0, 1.0)
+    )
+    assert plain is not None
+    assert whole is not None
+    assert 1.25 < whole / plain < 1.4
+
+
+def test_two_micro_batches_update_the_weights_once() -> None:
+    one = predict(schedule={"global_batch_size": 32, "steps": 10}).compute_seconds_per_step
+    two = predict(schedule={"global_batch_size": 64, "steps": 10}).compute_seconds_per_step
+    assert one is not None
+    assert two is not None
+    update = 28 * 11_891_178_560 / RATES["H200"].bandwidth
+    assert two == pytest.approx(2 * one - update, rel=1e-3)
+
+
+def test_predicted_hours_include_the_waiting_for_other_nodes() -> None:
+    plan = predict("MI300X", nodes=64, gpus=8, schedule={"global_batch_size": 1024, "steps": 1000})
+    assert plan.compute_seconds_per_step is not None
+    assert plan.exposed_seconds_per_step is not None
+    assert plan.exposed_seconds_per_step > 0.02
+    step = plan.compute_seconds_per_step + plan.exposed_seconds_per_step
+    assert plan.seconds == pytest.approx(1000 * step)
+    assert "The hours include the waiting." in render(plan)
+
+
+def test_an_assumed_fraction_replaces_the_prediction() -> None:
+    config = resolve({"preset": "mlperf-schnell"})
+    plan = make_plan(config, 8, 8, "H200", 0.42)
+    assert (plan.is_predicted, plan.mfu) == (False, 0.42)
+    assert "Assumed: 42% of the H200" in render(plan)

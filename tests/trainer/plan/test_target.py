@@ -73,8 +73,8 @@ def test_the_table_has_both_times_and_both_costs(capsys: pytest.CaptureFixture[s
 def test_the_answer_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     fits, training, target, empty, *_ = plan(capsys, "--gpu-hour=2.5").splitlines()
     assert fits == "Fits: 51 GiB of 192 GiB (26%) of each of 64 × MI300X."
-    assert training == "Training: 3.5 h, for 555."
-    assert target.startswith("To MLPerf's target: 98 min, for 2")
+    assert training == "Training: 3.1 h, for 502."
+    assert target.startswith("To MLPerf's target: 88 min, for 2")
     assert empty == ""
 
 

@@ -332,7 +332,7 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument("--data", type=path, help=text)
     text = "GPU model, or cpu, as fluxtrain run --cpu (default: MI300X)"
     parser.add_argument("--gpu", help=text)
-    text = "assumed fraction of the dense peak (default: 0.3, of the fp8 peak 0.2)"
+    text = "fraction of the dense peak (default: as predicted, else 0.3, of fp8's 0.2)"
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=number, help=text)
     text = "benchmark.json of the benchmark task, for the speed that it measured"

@@ -21,7 +21,13 @@ from fluxtrain.model.parameters import count_parameters, count_trained, run_flop
 from fluxtrain.parallel.node_memory import loader_bytes, snapshot_bytes
 from fluxtrain.parallel.traffic import exposed_seconds, sent_by_node, sent_by_rank, sent_within_node
 from fluxtrain.plan.pictures import PicturesPlan
-from fluxtrain.plan.speed import MeasuredSpeeds, assumed_speed, gpu_of
+from fluxtrain.plan.speed import (
+    MeasuredSpeeds,
+    assumed_speed,
+    gpu_of,
+    peak_of,
+    predicted_seconds,
+)
 from fluxtrain.runtime.devices import Gpu, find_gpu
 from fluxtrain.train.memory import Memory, settle_resharding, state_bytes, sum_error
 from fluxtrain.train.micro_batch import Room, largest_micro_batch, settle_micro_batch, step_memory
@@ -127,7 +133,9 @@ class Plan(BaseModel):
     mfu_dtype: Literal["bfloat16", "float32", "fp8"]
     """Whose peak that is: fp8 if the linear layers compute in it, else ``precision.compute``."""
     measured: str | None
-    """What was measured, if the throughput is not assumed."""
+    """What was measured, if the throughput is."""
+    is_predicted: bool
+    """Whether the throughput follows from FLOPs and bytes, and includes the waiting for collectives."""
     samples_per_second: float | None
     """Training throughput of all GPUs."""
     steps: int | None
@@ -214,9 +222,19 @@ def make_plan(
     computed = batch + shares.padding
     largest = None if device is None else largest_micro_batch(config, sharding, room)
     flops = run_flops(config)
-    speed, mfu = assumed_speed(device, mfu, flops, found, config)
+    speed, mfu, predicted = None, mfu, None
+    if device and not (mfu or found):
+        predicted = predicted_seconds(settled, device, sharding, micro_batch, accumulation)
+    if predicted is None:
+        speed, mfu = assumed_speed(device, mfu, flops, found, config)
+    compute = accumulation * micro_batch / speed if speed else predicted
+    exposed = None
+    if compute and device and nodes > 1:
+        exposed = exposed_seconds(settled, sharding, accumulation, compute)
+    if device and predicted is not None:
+        speed = accumulation * micro_batch / (predicted + (exposed or 0.0))
+        mfu = speed * flops / peak_of(device, config)
     rate = speed and speed * num_ranks * batch / computed
-    compute = accumulation * micro_batch / speed if speed else None
     trained = count_trained(config.model, config.adapter).total
     checkpoint = state_bytes(config) * trained
     offloaded = host_sizes(config)
@@ -261,11 +279,7 @@ def make_plan(
         node_communication_bytes_per_step=sent_by_node(settled, sharding, accumulation),
         communication_bytes_within_node_per_step=sent_within_node(settled, sharding, accumulation),
         compute_seconds_per_step=compute,
-        exposed_seconds_per_step=(
-            exposed_seconds(settled, sharding, accumulation, compute)
-            if compute and device and nodes > 1
-            else None
-        ),
+        exposed_seconds_per_step=exposed,
         checkpoint_bytes=checkpoint,
         host_bytes_per_rank=checkpoint // sharding.dp_shard,
         snapshot_bytes_per_node=snapshot_bytes(config, rank_counts, ranks_per_node),
@@ -276,6 +290,7 @@ def make_plan(
         mfu=mfu,
         mfu_dtype=config.precision.compute if config.precision.fp8 == "none" else "fp8",
         measured=found.source if found else None,
+        is_predicted=predicted is not None,
         samples_per_second=rate,
         steps=steps,
         pictures=pictures,

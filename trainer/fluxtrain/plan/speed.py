@@ -1,24 +1,65 @@
-"""Samples per second of a GPU: measured by the benchmark task, or a fraction of its peak."""
+"""Samples per second of a GPU: measured by the benchmark task, predicted, or a fraction of its peak.
+
+A prediction is the sum of a step's matrix products, attention, the bytes that its blocks move between them,
+FSDP2's copies and the optimizer's update. Launches, the first and the last layers are left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.model.cost import BYTES, recomputed_blocks, recomputed_flops
+from fluxtrain.model.layers import has_small_base
+from fluxtrain.model.parameters import count_trained, run_flops
+from fluxtrain.parallel.traffic import collectives
 from fluxtrain.runtime.devices import Gpu, find_gpu, find_peak
+from fluxtrain.train.memory import state_bytes
 
 DEFAULT_MFU = 0.3
 """Default fraction of the dense bfloat16 peak: published FLUX trainers reach 0.16 to 0.22, a very good
 one 0.38 to 0.45."""
 DEFAULT_FP8_MFU = 0.2
 """Default fraction of the dense fp8 peak, which is twice that of bfloat16: in MLPerf it is 0.05 to 0.30."""
+
+Moved = Mapping[str, Mapping[str, Sequence[float]]]
+MOVED_FILE = Path(__file__).with_name("moved.json")
+"""What a block moves in its forward and in its backward pass, by precision and kind, in activations of its
+tokens in bfloat16. `python -m benchmarks.cuda_code --update` counts it in inductor's code."""
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a GPU reaches, in FLOP/s and bytes per second."""
+
+    bfloat16: float
+    fp8: float
+    attention: float
+    bandwidth: float
+
+
+MEASURED = "H200"
+RATES = {
+    MEASURED: Rates(661e12, 1199e12, 309e12, 4.2e12),
+    "H100": Rates(661e12, 1199e12, 309e12, 2.9e12),
+    "MI300X": Rates(531e12, 955e12, 220e12, 3.8e12),
+    "MI325X": Rates(632e12, 1139e12, 220e12, 4.3e12),
+    "MI350X": Rates(1008e12, 2017e12, 403e12, 5.8e12),
+    "MI355X": Rates(1100e12, 2200e12, 440e12, 5.8e12),
+}
+"""Of that one measured: means over a step's own products, attention by cuDNN, a copy. Of the others assumed:
+the H100 has the H200's products, and its part of the data sheet's bandwidth; AMD's have 75 % of the most that
+AMD names for products (of MI355X hipBLASLt's fp8, and half of it), 72 % of the data sheet's bandwidth, and
+attention by AOTriton."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +70,70 @@ class Speed:
     device: str
     source: str
     """What was measured, for people."""
+
+
+def predicted_seconds(
+    config: RunConfig,
+    gpu: Gpu,
+    sharding: Sharding,
+    micro_batch: int,
+    accumulation: int,
+    moved: Moved | None = None,
+) -> float | None:
+    """Return the seconds in which ``gpu`` computes a step of ``accumulation`` micro batches.
+
+    ``config`` has settled its resharding. None without known rates of ``gpu``, and for what ``moved`` does
+    not have: other adapters than LoRA on weights in bfloat16, float32, blocks without compiler or kernels.
+    """
+    rates, fp8 = RATES.get(gpu.name), config.precision.fp8
+    of_blocks = (moved or _moved()).get(_kind(config))
+    if rates is None or of_blocks is None:
+        return None
+    model, text, image = config.model, config.data.text_length, config.image_tokens
+    width, fraction = model.hidden_size, config.parallel.activation_checkpointing
+    depths = {"double": model.depth, "single": model.depth_single_blocks}
+    first = {"double": 0, "single": model.depth}
+    again = {kind: recomputed_blocks(depths[kind], fraction, first[kind]) for kind in depths}
+    passes = 3 * model.num_blocks + sum(again.values())
+    attention = passes * 4 * (image + text) ** 2 * width
+    flops = run_flops(config) + recomputed_flops(model, image, text, fraction, keeps_scores=True)
+    units = sum(
+        depths[kind] * sum(of_blocks[kind]) + again[kind] * of_blocks[kind][0] for kind in depths
+    )
+    products = (flops - attention) / (rates.bfloat16 if fp8 == "none" else rates.fp8)
+    of_sample = products + attention / rates.attention
+    of_sample += units * (image + text) * width * BYTES["bfloat16"] / rates.bandwidth
+    return (
+        accumulation * micro_batch * of_sample
+        + _copied(config, sharding, accumulation) / rates.bandwidth
+    )
+
+
+def _kind(config: RunConfig) -> str:
+    """Return what the blocks compute in or train, as `MOVED_FILE` names it; "" for what it does not have."""
+    adapter, kernels = config.adapter, config.parallel.kernels
+    has_kernels = config.parallel.compiles(has_gpu=True) and (
+        kernels is None or "blocks" in kernels
+    )
+    if config.precision.compute != "bfloat16" or not has_kernels:
+        return ""
+    if adapter is None:
+        return "bfloat16" if config.precision.fp8 == "none" else config.precision.fp8
+    is_lora = adapter.kind == "lora" and not adapter.dora and not has_small_base(config)
+    return "lora" if is_lora else ""
+
+
+def _copied(config: RunConfig, sharding: Sharding, accumulation: int) -> float:
+    """Return the bytes that FSDP2's copies and the optimizer's update move in a step.
+
+    Gathered weights and gradients are copied once each, from or to the buffer of their collective.
+    """
+    reduce = BYTES[config.precision.reduce]
+    copies = {"all_gather": 2.0, "reduce_scatter": 1 + BYTES[config.precision.compute] / reduce}
+    found = collectives(config, sharding, accumulation)
+    copied = sum(copies.get(each.operation, 0) * each.content_bytes for each in found)
+    trained = count_trained(config.model, config.adapter).total / sharding.dp_shard
+    return copied + trained * (2 * state_bytes(config) + _FLOAT32)
 
 
 def gpu_of(speed: Speed) -> str | None:
@@ -62,6 +167,11 @@ def assumed_speed(
         return None, None
     mfu = mfu or (DEFAULT_MFU if config.precision.fp8 == "none" else DEFAULT_FP8_MFU)
     return peak_of(device, config) * mfu / flops, mfu
+
+
+def _moved() -> Moved:
+    moved: Moved = json.loads(MOVED_FILE.read_text(encoding="utf-8"))
+    return moved
 
 
 # Speeds that the benchmark task has measured, from which a plan takes its hours.

@@ -8,7 +8,7 @@ from fluxtrain.contract.run.config import AUTO
 from fluxtrain.parallel.traffic import BETWEEN_NODES, HOP, WITHIN_NODE
 from fluxtrain.plan.estimate import HOST_LINK, Plan
 from fluxtrain.plan.pictures import PicturesPlan
-from fluxtrain.plan.speed import DEFAULT_FP8_MFU, DEFAULT_MFU
+from fluxtrain.plan.speed import DEFAULT_FP8_MFU, DEFAULT_MFU, MEASURED
 from fluxtrain.runtime.progress import decimal
 from fluxtrain.state.free_memory import reserve_of
 from fluxtrain.train.micro_batch import USABLE
@@ -365,6 +365,13 @@ def _assumptions(plan: Plan) -> list[str]:
             else f", {plan.mfu:.1%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
         )
         lines.append(f"Measured {plan.measured}{text}.")
+    elif plan.is_predicted:
+        peak = f"{plan.mfu:.0%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
+        rates = "measured" if plan.gpu == MEASURED else "assumed"
+        lines += [
+            f"Predicted: {peak}; --gpu, --mfu and --measured change it.",
+            f"It follows from the FLOPs and bytes of the generated code, at {rates} rates of the GPU.",
+        ]
     elif plan.mfu is not None:
         usual = DEFAULT_FP8_MFU if plan.mfu_dtype == "fp8" else DEFAULT_MFU
         default = " (the default)" if plan.mfu == usual else ""
@@ -381,7 +388,8 @@ def _assumptions(plan: Plan) -> list[str]:
     if plan.exposed_seconds_per_step is not None:
         links = f"{BETWEEN_NODES / 1e9:.0f} GB/s of each GPU between nodes, {WITHIN_NODE / 1e9:.0f} within"
         text = f"{links}, {HOP * 1e6:.0f} µs to the next rank"
-        lines.append(f"Assumed: {text}. Of the waiting, the hours have what the MFU has.")
+        waiting = "the waiting" if plan.is_predicted else "of the waiting what the MFU has"
+        lines.append(f"Assumed: {text}. The hours include {waiting}.")
     if plan.offload_copied_bytes_per_step:
         lines.append(f"Assumed: {HOST_LINK / 1e9:.0f} GB/s from host memory (PCIe 4.0, 16 lanes).")
     lines.append("Not counted: start-up, evaluation, sampling, waiting for data and checkpoints.")
