@@ -6,6 +6,8 @@ Prodigy in float64: its first estimates are differences of nearly equal weights,
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -267,6 +269,23 @@ def test_adamw_has_mlperfs_hyperparameters() -> None:
         0.1,
     )
     assert len(optimizer.param_groups[0]["params"]) == 4
+
+
+def test_a_step_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from fluxtrain import optim
+from fluxtrain.contract.run.optim import OptimConfig
+model = torch.nn.Linear(2, 2)
+optimizer = optim.make_optimizer(model, OptimConfig())
+torch.autograd.backward(model(torch.ones(2)).sum())
+optim.update(optimizer, optimizer.gradient_norm(), 1.0, torch.tensor(optim.NEVER))
+optimizer.zero_grad()
+assert [each.grad for each in model.parameters()] == [None, None]
+assert "torch._dynamo" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_update_equals_torchs_own() -> None:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,15 @@ class Optimizer(torch.optim.Optimizer):
         names_of = dict(zip(parameters, names, strict=True)) if self._is_bfloat16 else {}
         self._places = [Place.of(names_of[each], each) for each in self._owned if names_of]
         self._allocate()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Keep the only group. Torch's own imports its compiler, half a second of a start without it."""
+        self.param_groups.append(self.defaults | param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Free the gradients, whatever ``set_to_none`` is; torch's own imports its compiler too."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def _allocate(self) -> None:
         """Allocate what is not the state of one parameter."""
