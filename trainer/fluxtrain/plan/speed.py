@@ -56,10 +56,10 @@ RATES = {
     "MI350X": Rates(1008e12, 2017e12, 403e12, 5.8e12),
     "MI355X": Rates(1100e12, 2200e12, 440e12, 5.8e12),
 }
-"""Of that one measured: means over a step's own products, attention by cuDNN, a copy. Of the others assumed:
-the H100 has the H200's products, and its part of the data sheet's bandwidth; AMD's have 75 % of the most that
-AMD names for products (of MI355X hipBLASLt's fp8, and half of it), 72 % of the data sheet's bandwidth, and
-attention by AOTriton."""
+"""The first are measured: means over a step's own products, attention by cuDNN, a copy. The others are
+assumed: an H100 has the H200's products, and as large a part of its data sheet's bandwidth. AMD's have 75 %
+of the most that AMD names for products, of MI355X hipBLASLt's fp8 and half of it, of MI350X as large a part
+of its peak; 72 % of the data sheets' bandwidth; attention by AOTriton."""
 
 
 @dataclass(frozen=True)

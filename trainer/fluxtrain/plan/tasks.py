@@ -166,7 +166,7 @@ def _rows(plan: TaskPlan) -> Iterator[Row]:
         yield "one encoded sample", decimal(written, "B"), "times the number of samples"
     if (rate := plan.samples_per_second) is not None:
         of_each = f"{digits(rate / plan.num_ranks)} per {rank}"
-        of_each += "" if plan.mfu is None else f", assumed {plan.mfu:.0%} of its dense peak"
+        of_each += "" if plan.mfu is None else f", {plan.mfu:.0%} of its dense peak"
         yield "throughput", f"{digits(rate)} samples/s", of_each
     if plan.seconds is not None:
         of = "" if plan.samples is None else f"for {plan.samples:,} samples"
