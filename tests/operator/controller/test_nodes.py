@@ -171,8 +171,9 @@ def test_pods_of_one_job_exclude_and_avoid_nodes_on_which_others_met_faults() ->
     harness = Harness()
     for number in range(10):
         harness.cache.set_node(make_node(f"n{number}"))
-    bad = [fault("n3", 120.0 * n) for n in range(3)]
-    harness.cache.set_job(job("other", *bad, fault("n4")))
+    past = NOW - time.time()  # the module may have been imported an hour ago
+    bad = [fault("n3", past + 120.0 * n) for n in range(3)]
+    harness.cache.set_job(job("other", *bad, fault("n4", past)))
     run(harness, 1)
     pod = harness.cluster.objects["Pod", "job-0"]
     affinity = pod["spec"]["affinity"]["nodeAffinity"]
