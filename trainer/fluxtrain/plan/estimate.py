@@ -222,16 +222,15 @@ def make_plan(
     computed = batch + shares.padding
     largest = None if device is None else largest_micro_batch(config, sharding, room)
     flops = run_flops(config)
-    speed, mfu, predicted = None, mfu, None
+    predicted = None
     if device and not (mfu or found):
         predicted = predicted_seconds(settled, device, sharding, micro_batch, accumulation)
-    if predicted is None:
-        speed, mfu = assumed_speed(device, mfu, flops, found, config)
-    compute = accumulation * micro_batch / speed if speed else predicted
+    speed, mfu = assumed_speed(device, mfu, flops, found, config)
+    compute = predicted or (accumulation * micro_batch / speed if speed else None)
     exposed = None
     if compute and device and nodes > 1:
         exposed = exposed_seconds(settled, sharding, accumulation, compute)
-    if device and predicted is not None:
+    if device and predicted:
         speed = accumulation * micro_batch / (predicted + (exposed or 0.0))
         mfu = speed * flops / peak_of(device, config)
     rate = speed and speed * num_ranks * batch / computed
