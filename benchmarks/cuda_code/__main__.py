@@ -39,7 +39,7 @@ _SMALL = 0.4
 
 
 def main() -> int:
-    """Print a table with a line for each kind of block; with ``--kernels`` also their largest kernels."""
+    """Print a table with a line for each kind of block; of all also what our own kernels move and need."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=BLOCKS)
     parser.add_argument("--kernels", action="store_true", help="list them")
@@ -70,6 +70,19 @@ def main() -> int:
         rows.append([block, f"{len(code.kernels)}", *(f"{each / UNIT:.1f}" for each in sums)])
     head = ["block", "kernels", "u by inductor", "u exactly", "u saved"]
     print_table("What a block moves between its products, forward and backward", head, rows)
+    if options.blocks == BLOCKS:
+        _print_kernels()
+    if options.update:
+        MOVED_FILE.write_text(json.dumps(_moved(codes, UNIT), indent=1) + "\n")
+    if options.output:
+        options.output.write_text(json.dumps({name: asdict(each) for name, each in codes.items()}))
+    return 0
+
+
+def _print_kernels() -> None:
+    """Print the bytes of AdamW and the registers of our kernels."""
+    from benchmarks.table import print_table
+
     for gradients, number in _printed("addresses", TRITON_INTERPRET="1")["adamw"].items():
         print(f"AdamW moves {number:.0f} bytes a parameter and step, gradients in {gradients}")
     of_each = {architecture: _printed("registers", architecture) for architecture in ARCHITECTURES}
@@ -80,11 +93,6 @@ def main() -> int:
         )
     ]
     print_table("Registers of a thread", ["kernel", *ARCHITECTURES], rows)
-    if options.update:
-        MOVED_FILE.write_text(json.dumps(_moved(codes, UNIT), indent=1) + "\n")
-    if options.output:
-        options.output.write_text(json.dumps({name: asdict(each) for name, each in codes.items()}))
-    return 0
 
 
 def _moved(codes: Mapping[str, Code], unit: int) -> dict[str, dict[str, list[float]]]:

@@ -78,7 +78,7 @@ TOLERANCES = {"fp8 tensorwise": 0.2, "fp8 rowwise": 0.2}
 
 
 def gradients(config: RunConfig, world: World, kernels: list[str]) -> dict[str, Tensor]:
-    """Return the losses of five samples, and the gradients of all that is trained."""
+    """Return the losses of three samples, and the gradients of all that is trained."""
     with mock.patch.object(parallelize, "kernels_on", return_value=kernels):
         model = build_model(config, world, random_flux(config.model).named_parameters())
     flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
@@ -88,7 +88,7 @@ def gradients(config: RunConfig, world: World, kernels: list[str]) -> dict[str, 
         for name, parameter in model.named_parameters():
             if is_adapter(name):  # some are zero, which would hide a lost gradient
                 parameter.normal_(0, 0.1, generator=generator)
-    batch = synthetic_batch(config, 5, CPU)
+    batch = synthetic_batch(config, 3, CPU)
     for tensor in (batch.mean, batch.noise, batch.txt, batch.vec):
         tensor.normal_(generator=generator)
     batch.weights.fill_(1)
