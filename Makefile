@@ -10,7 +10,7 @@ SUITE ?= test
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2
 # ATen's plain kernels beside oneDNN's AVX-512 are in no processor, and torch's bfloat16 attention fails there.
 # A processor without AVX-512 has the first setting by itself, in all tests.
-ISA := $(if $(shell grep -m1 avx512 /proc/cpuinfo),"$(AVX2)") "$(AVX2) ATEN_CPU_CAPABILITY=default"
+ISA = $(if $(shell grep -m1 -o avx512f /proc/cpuinfo 2>/dev/null),"$(AVX2)") "$(AVX2) ATEN_CPU_CAPABILITY=default"
 ISA_TESTS ?= tests/trainer
 NODES ?= 3
 FAMILY ?= ipv4
