@@ -83,17 +83,22 @@ def recomputed_flops(
     """
     tokens = image_tokens + text_tokens
     scores = 2 * tokens * tokens * config.hidden_size
-    depth, singles = config.depth, config.depth_single_blocks
-    again = {
-        "double_blocks": recomputed_blocks(depth, fraction),
-        "single_blocks": recomputed_blocks(singles, fraction, depth),
-    }
-    total = 0 if keeps_scores else (depth + singles) * scores
+    again = recomputed_depths(config, fraction)
+    total = 0 if keeps_scores else config.num_blocks * scores
     total += sum(again.values()) * 2 * scores
     for layer in linears(config, image_tokens, text_tokens):
         kind, _, rest = layer.name.partition(".")
         total += layer.flops * (kind in again and int(rest.partition(".")[0]) < again[kind])
     return total
+
+
+def recomputed_depths(config: ModelConfig, fraction: float) -> dict[str, int]:
+    """Return how many of the double and of the single blocks the backward pass computes again."""
+    depth, singles = config.depth, config.depth_single_blocks
+    return {
+        "double_blocks": recomputed_blocks(depth, fraction),
+        "single_blocks": recomputed_blocks(singles, fraction, depth),
+    }
 
 
 def linears(config: ModelConfig, image_tokens: int, text_tokens: int) -> Iterator[Linear]:

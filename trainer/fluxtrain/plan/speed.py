@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from fluxtrain.contract.run.config import RunConfig, Sharding
 from fluxtrain.contract.run.setting import Setting
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.model.cost import BYTES, recomputed_blocks, recomputed_flops
+from fluxtrain.model.cost import BYTES, recomputed_depths, recomputed_flops
 from fluxtrain.model.layers import has_small_base
 from fluxtrain.model.parameters import count_trained, run_flops
 from fluxtrain.parallel.traffic import collectives
@@ -86,20 +86,20 @@ def predicted_seconds(
     not have: other adapters than LoRA on weights in bfloat16, float32, blocks without compiler or kernels.
     """
     rates, fp8 = RATES.get(gpu.name), config.precision.fp8
-    of_blocks = (moved or _moved()).get(_kind(config))
+    moved = moved or json.loads(MOVED_FILE.read_text(encoding="utf-8"))
+    of_blocks = moved.get(_kind(config))
     if rates is None or of_blocks is None:
         return None
     model, text, image = config.model, config.data.text_length, config.image_tokens
     width, fraction = model.hidden_size, config.parallel.activation_checkpointing
-    depths = {"double": model.depth, "single": model.depth_single_blocks}
-    first = {"double": 0, "single": model.depth}
-    again = {kind: recomputed_blocks(depths[kind], fraction, first[kind]) for kind in depths}
+    again = recomputed_depths(model, fraction)
     passes = 3 * model.num_blocks + sum(again.values())
     attention = passes * 4 * (image + text) ** 2 * width
     flops = run_flops(config) + recomputed_flops(model, image, text, fraction, keeps_scores=True)
-    units = sum(
-        depths[kind] * sum(of_blocks[kind]) + again[kind] * of_blocks[kind][0] for kind in depths
-    )
+    units = 0.0
+    for blocks, depth in model.depths.items():
+        forward, backward = of_blocks[blocks.removesuffix("_blocks")]
+        units += (depth + again[blocks]) * forward + depth * backward
     products = (flops - attention) / (rates.bfloat16 if fp8 == "none" else rates.fp8)
     of_sample = products + attention / rates.attention
     of_sample += units * (image + text) * width * BYTES["bfloat16"] / rates.bandwidth
@@ -167,11 +167,6 @@ def assumed_speed(
         return None, None
     mfu = mfu or (DEFAULT_MFU if config.precision.fp8 == "none" else DEFAULT_FP8_MFU)
     return peak_of(device, config) * mfu / flops, mfu
-
-
-def _moved() -> Moved:
-    moved: Moved = json.loads(MOVED_FILE.read_text(encoding="utf-8"))
-    return moved
 
 
 # Speeds that the benchmark task has measured, from which a plan takes its hours.
