@@ -221,6 +221,7 @@ def lora(**adapter: Any) -> dict[str, Any]:
         *((gpu, {}, True) for gpu in RATES),
         ("H200", {"precision": {"fp8": "tensorwise"}}, True),
         ("H200", {"precision": {"fp8": "rowwise"}}, True),
+        ("H200", {"model": {"depth_single_blocks": 0}}, True),
         ("H200", {"parallel": {"kernels": ["blocks"]}}, True),
         ("H200", {"parallel": {"kernels": ["optimizer"]}}, False),
         ("H200", {"parallel": {"compile": False}}, False),
