@@ -269,7 +269,7 @@ def test_magnitudes_begin_as_they_were_and_need_a_dora(tmp_path: Path) -> None:
     parameters = initial_parameters(config, tmp_path)
     model = build_model(config, World.alone(), weights.items(), adapters=parameters)
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
-    tensors |= {f"{name}.base_magnitude": each for name, each in magnitudes(model).items()}
+    tensors |= magnitudes(model)
     ours = trained_adapter(adapted_layers(config.model, config.adapter), tensors)
     for name, update in given.items():
         weight = weights[f"{name}.weight"]

@@ -135,3 +135,10 @@ def test_trainers_have_a_user_whose_uid_has_no_passwd_entry(
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError
     torchrun.prepare_environment(tmp_path, RunPaths(tmp_path, tmp_path, tmp_path))
     assert os.environ["USER"] == getuser() == (user or f"uid_{os.getuid()}")
+
+
+def test_an_agent_imports_no_package_that_only_ranks_need() -> None:
+    packages = {"torch.distributed.tensor", "torch.distributed.fsdp", "sympy", "matplotlib"}
+    code = f"import sys, fluxtrain.launch.torchrun; print({packages!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -24,8 +24,9 @@ from fluxtrain.contract.run.optim import OptimConfig, ProdigyConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.optim import optimizer as optimizer_module
 from fluxtrain.optim.optimizer import LANES, Optimizer, Range, key_of, random_numbers, rounded
-from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.parallel.parallelize import finish_sharding
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.state.checkpoint import training_state
 
 CPU = torch.device("cpu")

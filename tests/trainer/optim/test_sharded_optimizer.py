@@ -20,8 +20,9 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.optim import OptimConfig, ProdigyConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.optim.optimizer import Optimizer
-from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.parallel.parallelize import finish_sharding
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.state.checkpoint import training_state
 
 SHAPES = ((7, 3), (1,), (4, 2), (2, 5), (6,), (5, 300))

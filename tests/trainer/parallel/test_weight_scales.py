@@ -25,7 +25,7 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import OCP, Fp8Linear, rounded
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.optim.optimizer import Optimizer
-from fluxtrain.parallel.distributed import World, local_part, process_group
+from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.parallel.parallelize import (
     DTYPES,
     WeightScaling,
@@ -33,6 +33,7 @@ from fluxtrain.parallel.parallelize import (
     finish_sharding,
     free_gathered,
 )
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.state.checkpoint import training_state
 from fluxtrain.train.loop import synthetic_batch
 

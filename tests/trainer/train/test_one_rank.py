@@ -24,7 +24,8 @@ from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel import parallelize
-from fluxtrain.parallel.distributed import World, is_sharded, local_part, process_group
+from fluxtrain.parallel.distributed import World, process_group
+from fluxtrain.parallel.sharding import is_sharded, local_part
 from fluxtrain.runtime.step_times import StepTimes
 from fluxtrain.train.step import add_gradients, update
 

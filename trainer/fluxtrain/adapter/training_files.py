@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,59 +24,29 @@ from fluxtrain.contract.model_base import validate
 from fluxtrain.contract.process import ADAPTERS_FOLDER, CHECKPOINTS_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import DataError
-from fluxtrain.model.flux import Flux
 from fluxtrain.model.layers import BASE_MAGNITUDE, MAGNITUDE, AdaptedLayer, adapted_layers
-from fluxtrain.model.lora import magnitudes
-from fluxtrain.optim.optimizer import Optimizer
-from fluxtrain.parallel.distributed import World, whole
-from fluxtrain.parallel.parallelize import free_gathered
+from fluxtrain.parallel.distributed import World
 from fluxtrain.state.run_state import DONE, kind_of_result, latest, read_config
 from fluxtrain.state.verification import require_whole_weights
 
 
-@dataclass(frozen=True)
-class AdapterFiles:
-    """Writes the files of one run; nothing without adapters."""
+def write_file(
+    output: Path, config: RunConfig, tensors: Mapping[str, Tensor], step: int, is_last: bool
+) -> None:
+    """Write the adapter of ``step``, with the trained ``tensors`` by name; the last one has no number.
 
-    config: RunConfig
-    output: Path
-    world: World
-    model: Flux
-    optimizer: Optimizer
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a file is written after ``step``, which is not the last one."""
-        every = self.config.adapter_file.every_steps
-        return self.config.adapter is not None and every > 0 and step % every == 0
-
-    def write(self, step: int, is_last: bool) -> None:
-        """Write the file of ``step``, without its number at the end; every rank must call this.
-
-        The bytes depend on the adapter and the config only. Raises StorageError on rank 0.
-        """
-        config = self.config
-        if config.adapter is None:
-            return
-        free_gathered(self.model)  # after an evaluation the model may have them as parameters
-        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        tensors = {
-            name: whole(self.optimizer.judged(parameter)) for name, parameter in named.items()
-        }
-        if not self.world.is_main:
-            return
-        for layer, norms in magnitudes(self.model).items():
-            tensors[f"{layer}.{BASE_MAGNITUDE}"] = norms
-        layers = adapted_layers(config.model, config.adapter)
-        adapter = trained_adapter(layers, {name: each.cpu() for name, each in tensors.items()})
-        file = config.adapter_file
-        name = file.name if is_last else f"{file.name}-{step:06d}"
-        write_adapter(
-            self.output / ADAPTERS_FOLDER / f"{name}.safetensors",
-            adapter,
-            file.layout,
-            DTYPES[file.dtype],
-            run_metadata(config, step),
-        )
+    The bytes depend on the adapter and the config only. Raises StorageError.
+    """
+    assert config.adapter is not None
+    layers, file = adapted_layers(config.model, config.adapter), config.adapter_file
+    name = file.name if is_last else f"{file.name}-{step:06d}"
+    write_adapter(
+        output / ADAPTERS_FOLDER / f"{name}.safetensors",
+        trained_adapter(layers, {name: each.cpu() for name, each in tensors.items()}),
+        file.layout,
+        DTYPES[file.dtype],
+        run_metadata(config, step),
+    )
 
 
 def run_metadata(config: RunConfig, step: int) -> Metadata:

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from fluxtrain.contract.process import gpu_environment
-from fluxtrain.state.free_memory import SHARED_MEMORY, Bound, MemoryWatch
-from fluxtrain.state.slots import IMAGE, RECORD
+from fluxtrain.state.free_memory import IMAGE, RECORD, SHARED_MEMORY, Bound, MemoryWatch
 
 SHOWN = ("CUDA_", "GLOO_", "GPU_", "HIP_", "HSA_", "NCCL_", "RCCL_", "ROCR_", "TORCH_")
 """Prefixes of the variables that GPUs, collectives and torch read."""

@@ -230,9 +230,13 @@ def measure(model: nn.Module, name: str, weight: Float[Tensor, "out in"]) -> Non
 
 
 def magnitudes(model: nn.Module) -> dict[str, Float[Tensor, " out"]]:
-    """Return the norms of the rows of the weights of DoRA's layers, by the layers' names."""
+    """Return the norms of the rows of the weights of DoRA's layers, by the tensors' names."""
     modules = model.named_modules()
-    return {name: each.base_magnitude for name, each in modules if isinstance(each, DoraLinear)}
+    return {
+        f"{name}.{BASE_MAGNITUDE}": each.base_magnitude
+        for name, each in modules
+        if isinstance(each, DoraLinear)
+    }
 
 
 def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxtrain.optim.optimizer import Optimizer, RowVector, ScaledGradients
-from fluxtrain.parallel.distributed import first_column, local_part, sum_over_parts
+from fluxtrain.parallel.sharding import first_column, local_part, sum_over_parts
 
 _SMALLEST_SQUARE = 1e-30
 _LARGEST_RMS = 1.0

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812  (the usual name)
 
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, OptimConfig, is_quantized
 from fluxtrain.optim.optimizer import Optimizer, in_float32
-from fluxtrain.parallel.distributed import local_part, rows_like
+from fluxtrain.parallel.sharding import local_part, rows_like
 
 if TYPE_CHECKING:
     from fluxtrain.optim.fused import FusedStep

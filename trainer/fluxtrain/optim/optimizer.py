@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxtrain.contract.run.optim import OptimConfig
-from fluxtrain.parallel.distributed import (
+from fluxtrain.parallel.sharding import (
     divided,
     is_sharded,
     local_part,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fluxtrain.optim.optimizer import Optimizer, RowVector, ScaledGradients, decay_of
-from fluxtrain.parallel.distributed import sum_over_parts
+from fluxtrain.parallel.sharding import sum_over_parts
 
 _ESTIMATE, _LARGEST, _NUMERATOR = range(3)
 """Places in ``shared["prodigy"]``: d, the largest estimate so far, and the numerator of the next one."""

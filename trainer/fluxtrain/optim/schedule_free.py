@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxtrain.optim.optimizer import Optimizer, RowVector, decay_of
-from fluxtrain.parallel.distributed import local_part
+from fluxtrain.parallel.sharding import local_part
 
 _LARGEST, _TOTAL = range(2)
 """Places in ``shared["schedule_free"]``: the largest learning rate so far, and the sum of all weights."""

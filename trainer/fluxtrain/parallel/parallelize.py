@@ -23,6 +23,7 @@ from fluxtrain.model.cost import is_recomputed, offloaded_blocks
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.fp8 import Fp8Linear, rounded, stored, use_fp8
 from fluxtrain.model.layers import (
+    BASE_MAGNITUDE,
     BLOCKS,
     MAGNITUDE,
     TEXT_ENCODER,
@@ -35,13 +36,8 @@ from fluxtrain.model.lora import AdapterDropout, add_adapters, is_adapter, magni
 from fluxtrain.model.offloading import Offloading
 from fluxtrain.model.parameters import initial_value
 from fluxtrain.parallel.compile import compile_blocks, compiles, kernels_on
-from fluxtrain.parallel.distributed import (
-    World,
-    largest_of_parts,
-    local_part,
-    rows_of_parts,
-    whole_of,
-)
+from fluxtrain.parallel.distributed import World
+from fluxtrain.parallel.sharding import largest_of_parts, local_part, rows_of_parts, whole_of
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.step_times import StepTimes
 
@@ -385,7 +381,7 @@ def _given(model: nn.Module, adapters: Mapping[str, Tensor], name: str, value: T
     layer, _, kind = name.rpartition(".")
     whole = adapters.get(f"{layer}.{WHOLE_MAGNITUDE}") if kind == MAGNITUDE else None
     if whole is not None:
-        return whole.to(value.device) - magnitudes(model)[layer]
+        return whole.to(value.device) - magnitudes(model)[f"{layer}.{BASE_MAGNITUDE}"]
     return adapters.get(name, value)
 
 

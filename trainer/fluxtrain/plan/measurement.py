@@ -45,7 +45,7 @@ from fluxtrain.model.flux import Flux
 from fluxtrain.model.layers import rate_of
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.compile import attention_backend, compile_module
-from fluxtrain.parallel.distributed import World, local_part
+from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.parallelize import (
     DTYPES,
     WeightScaling,
@@ -53,6 +53,7 @@ from fluxtrain.parallel.parallelize import (
     empty_model,
     finish_sharding,
 )
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.parallel.traffic import AXES, Axis, Collective, Operation
 from fluxtrain.runtime.step_times import StepTimes
 from fluxtrain.train import step

@@ -13,6 +13,8 @@ from types import TracebackType
 
 SHARED_MEMORY = Path("/dev/shm")
 """Linux's file system in memory, which data loaders use too."""
+IMAGE, RECORD = ".image", ".json"
+"""Suffixes of a snapshot's image and of the record that makes it valid."""
 _RESERVE_PART = 16
 _MIN_RESERVE, _MAX_RESERVE = 256 << 20, 8 << 30
 _MAX_RESERVE_PART = 4

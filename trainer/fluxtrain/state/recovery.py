@@ -21,9 +21,9 @@ from fluxtrain.parallel.distributed import Channel, World
 from fluxtrain.runtime.progress import Alive
 from fluxtrain.state import checkpoint, run_state
 from fluxtrain.state.folder import CheckpointFolder, damaged
+from fluxtrain.state.free_memory import IMAGE
 from fluxtrain.state.run_state import Fence, RunState, claim
 from fluxtrain.state.slots import (
-    IMAGE,
     Copy,
     Lineage,
     Piece,

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fluxtrain.parallel.distributed import Channel, World, local_part
+from fluxtrain.parallel.distributed import Channel, World
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.runtime.devices import pin, unpin
 from fluxtrain.runtime.files import atomic_write, atomic_write_by_several, folder_size
-from fluxtrain.state.free_memory import require_room, require_spare
+from fluxtrain.state.free_memory import IMAGE, RECORD, require_room, require_spare
 from fluxtrain.state.run_state import RunState
 from fluxtrain.state.staging import State
 
@@ -162,8 +163,6 @@ def _values(output: Path) -> dict[str, int]:
     return values
 
 
-IMAGE, RECORD = ".image", ".json"
-"""Suffixes of an image and of the record that makes it valid."""
 MAX_RECORD_BYTES = 1 << 12
 """Size of the largest record that is read."""
 _START = "start_{:06d}"

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from fluxtrain.parallel.distributed import local_part
+from fluxtrain.parallel.sharding import local_part
 from fluxtrain.runtime.devices import pin, unpin
 from fluxtrain.runtime.progress import Alive
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fluxtrain import optim
 from fluxtrain.adapter.opening import initial_parameters
-from fluxtrain.adapter.training_files import AdapterFiles
+from fluxtrain.adapter.training_files import write_file
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.closed_division import begins_closed, wrong_sets
 from fluxtrain.contract.run.config import RunConfig
@@ -38,6 +38,7 @@ from fluxtrain.errors import DivergedError, StoppedError
 from fluxtrain.model.clip import CLIP_LENGTH, ClipWeights
 from fluxtrain.model.flux import Flux
 from fluxtrain.model.layers import rate_of
+from fluxtrain.model.lora import magnitudes
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.model.parameters import described_parameters
 from fluxtrain.optim import learning_rate
@@ -52,6 +53,7 @@ from fluxtrain.parallel.compile import (
 from fluxtrain.parallel.distributed import StopRequest, World
 from fluxtrain.parallel.parallelize import DTYPES, build_model, free_gathered, observe_waits
 from fluxtrain.parallel.preflight import run_preflight
+from fluxtrain.parallel.sharding import whole
 from fluxtrain.report.observer import Observer
 from fluxtrain.runtime.devices import lacks_bfloat16
 from fluxtrain.runtime.progress import Alive
@@ -143,7 +145,6 @@ class _Trainer:
             accumulates=self.shares.accumulation_steps > 1,
             fused="optimizer" in kernels_on(world.device, config),
         )
-        self.adapter_files = AdapterFiles(config, paths.output, world, self.model, self.optimizer)
         # on the device: the first step with a gradient norm that is not finite
         self.bad_step = torch.tensor(optim.NEVER, device=world.device)
         state = checkpoint.training_state(self.model, self.optimizer)
@@ -376,9 +377,18 @@ class _Trainer:
 
     def _write_adapter(self, is_last: bool) -> None:
         """Write the adapter for other tools if that is due."""
-        if is_last or self.adapter_files.is_due(self.run.step):
+        config, step = self.config, self.run.step
+        if config.adapter is None:
+            return
+        if is_last or _is_due(step, config.adapter_file.every_steps):
             self._require_finite()
-            self.adapter_files.write(self.run.step, is_last)
+            free_gathered(self.model)  # after an evaluation the model may have them as parameters
+            parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+            judged = {n: whole(self.optimizer.judged(p)) for n, p in parameters.items()}
+            if self.world.is_main:
+                write_file(
+                    self.paths.output, config, judged | magnitudes(self.model), step, is_last
+                )
 
     def _save(self, totals: Tensor, wait: bool) -> None:
         """Save a checkpoint; raise DivergedError instead if the loss or the gradients are not finite."""
