@@ -60,7 +60,10 @@ def kernels_of(graph: GraphLowering) -> list[Kernel]:
         elif isinstance(node.node, ir.UserDefinedTritonKernel):
             kernel, *_ = node.node.get_kernel_and_metadata()
             name = kernel.fn.__name__
-            exact = OWN[name](node.node.kernel_args)
+            arguments = {
+                a: node.node.get_kwargs_value(a) for a in node.node.ordered_kwargs_for_cpp_kernel
+            }
+            exact = OWN[name](arguments)
             found.append(Kernel(name, graph.is_backward, exact, exact))
         elif not isinstance(node.node, ir.MultiOutput):
             name = str(node.node.op_overload or node.node.python_kernel_name)
