@@ -6,6 +6,7 @@ Labels and annotations are those of a pod's creation, as far as its name and spe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import GenericAlias
 from typing import Any, TypedDict
 
 from fluxtrain.contract.resource.fluxtraining import KIND
@@ -18,133 +19,59 @@ from fluxtrain_operator.resources.volumes import CONFIG_VOLUME
 Manifest = Mapping[str, Any]
 
 
-class ObjectMetadata(TypedDict, total=False):
-    """What is read of the metadata of nodes and supporting objects."""
-
-    name: str
-    namespace: str
-    uid: str
-    resourceVersion: str
-    creationTimestamp: Any
-    labels: Any
-    annotations: Any
-    ownerReferences: Any
+def _kept(fields: Any) -> Any:
+    """Return the type of ``fields``: a TypedDict of a mapping's, a list of a list's item."""
+    if isinstance(fields, list):
+        return GenericAlias(list, (_kept(fields[0]),))
+    if not isinstance(fields, dict):
+        return fields
+    kept = {name: _kept(of) for name, of in fields.items()}
+    return TypedDict("Kept", kept, total=False)  # type: ignore[operator]
 
 
-class ObjectStatus(TypedDict, total=False):
-    """What is read of a pod group's status."""
-
-    phase: Any
-    conditions: Any
-
-
-class ObjectFields(TypedDict, total=False):
-    """What is read of a supporting object."""
-
-    kind: str
-    metadata: ObjectMetadata
-    status: ObjectStatus
-
-
-class NodeSpec(TypedDict, total=False):
-    """What is read of a node's spec."""
-
-    unschedulable: Any
-    taints: Any
-
-
-class NodeStatus(TypedDict, total=False):
-    """What is read of a node's status: not its images, the longest part."""
-
-    conditions: Any
-    capacity: Any
-
-
-class NodeFields(TypedDict, total=False):
-    """What ``NodeView.from_object`` reads."""
-
-    metadata: ObjectMetadata
-    spec: NodeSpec
-    status: NodeStatus
-
-
-class PodMetadata(ObjectMetadata, total=False):
-    """What is read of a pod's metadata."""
-
-    deletionTimestamp: Any
-    deletionGracePeriodSeconds: Any
-    finalizers: Any
-
-
-class Variable(TypedDict, total=False):
-    """What is read of an environment variable."""
-
-    name: Any
-    value: Any
-
-
-class Container(TypedDict, total=False):
-    """What is read of a container: what shows the labels of its pod's creation."""
-
-    name: Any
-    env: list[Variable]
-    args: Any
-    livenessProbe: Any
-    startupProbe: Any
-
-
-class Volume(TypedDict, total=False):
-    """What is read of a volume."""
-
-    name: Any
-    configMap: Any
-
-
-class PodSpec(TypedDict, total=False):
-    """What is read of a pod's spec."""
-
-    containers: list[Container]
-    volumes: list[Volume]
-
-    nodeName: str
-    schedulingGates: Any
-
-
-class PodCondition(TypedDict, total=False):
-    """What is read of a pod's condition."""
-
-    type: Any
-    status: Any
-    reason: Any
-    message: Any
-
-
-class ContainerStatus(TypedDict, total=False):
-    """What is read of a container's status."""
-
-    name: Any
-    state: Any
-
-
-class PodStatus(TypedDict, total=False):
-    """What is read of a pod's status."""
-
-    phase: Any
-    reason: Any
-    message: Any
-    podIP: Any
-    conditions: list[PodCondition]
-    initContainerStatuses: list[ContainerStatus]
-    containerStatuses: list[ContainerStatus]
-
-
-class PodFields(TypedDict, total=False):
-    """What ``Pod.from_object`` reads."""
-
-    kind: str
-    metadata: PodMetadata
-    spec: PodSpec
-    status: PodStatus
+_METADATA: dict[str, Any] = {
+    **dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), str),
+    **dict.fromkeys(("creationTimestamp", "labels", "annotations", "ownerReferences"), Any),
+}
+ObjectFields = _kept(
+    {"kind": str, "metadata": _METADATA, "status": {"phase": Any, "conditions": Any}}
+)
+"""What is read of a supporting object; the status is that of a pod group."""
+NodeFields = _kept(
+    {
+        "metadata": _METADATA,
+        "spec": {"unschedulable": Any, "taints": Any},
+        "status": {"conditions": Any, "capacity": Any},
+    }
+)
+"""What ``NodeView.from_object`` reads: not its images, the longest part."""
+_CONTAINERS = [{"name": Any, "state": Any}]
+_POD: dict[str, Any] = {
+    "kind": str,
+    "metadata": {
+        **_METADATA,
+        **dict.fromkeys(("deletionTimestamp", "deletionGracePeriodSeconds", "finalizers"), Any),
+    },
+    "spec": {
+        "containers": [
+            {
+                **dict.fromkeys(("name", "args", "livenessProbe", "startupProbe"), Any),
+                "env": [{"name": Any, "value": Any}],
+            }
+        ],
+        "volumes": [{"name": Any, "configMap": Any}],
+        "nodeName": str,
+        "schedulingGates": Any,
+    },
+    "status": {
+        **dict.fromkeys(("phase", "reason", "message", "podIP"), Any),
+        "conditions": [dict.fromkeys(("type", "status", "reason", "message"), Any)],
+        "initContainerStatuses": _CONTAINERS,
+        "containerStatuses": _CONTAINERS,
+    },
+}
+PodFields = _kept(_POD)
+"""What ``Pod.from_object`` reads; of containers what shows the labels of the pod's creation."""
 
 
 def trimmed(pod: Manifest) -> Manifest:
@@ -156,7 +83,7 @@ def trimmed(pod: Manifest) -> Manifest:
     labels = created_labels(pod)
     changed = [key for key, value in labels.items() if label(pod, key) != value]
     metadata = {
-        **_only(pod["metadata"], _METADATA),
+        **_only(pod["metadata"], _POD["metadata"]),
         "labels": {**(pod["metadata"].get("labels") or {}), **labels},
         "annotations": {**(pod["metadata"].get("annotations") or {}), **created_annotations(pod)},
     }
@@ -174,23 +101,11 @@ def _has_probe(pod: Manifest) -> bool:
 
 
 def _trimmed_status(status: Manifest) -> Manifest:
-    trimmed: dict[str, Any] = _only(status, _STATUS)
-    for key, fields in _LISTS:
-        if isinstance(items := trimmed.get(key), list):
-            trimmed[key] = [_only(item, fields) for item in items]
+    trimmed: dict[str, Any] = _only(status, _POD["status"])
+    for key, fields in _POD["status"].items():
+        if isinstance(fields, list) and isinstance(items := trimmed.get(key), list):
+            trimmed[key] = [_only(item, fields[0]) for item in items]
     return trimmed
-
-
-_METADATA, _STATUS, _CONDITION, _CONTAINER = (
-    tuple(fields.__annotations__)
-    for fields in (PodMetadata, PodStatus, PodCondition, ContainerStatus)
-)
-
-_LISTS = (
-    ("conditions", _CONDITION),
-    ("initContainerStatuses", _CONTAINER),
-    ("containerStatuses", _CONTAINER),
-)
 
 
 def _only(value: Any, keys: Iterable[str]) -> Any:
