@@ -39,7 +39,6 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object; the mapping ``fields`` of a record becomes keys of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the JSON object of ``record``, on one line."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         values = {
             "time": time.replace("+00:00", "Z"),
@@ -105,75 +104,78 @@ class Options:
     """Marks of unhealthy nodes in addition to the known ones."""
 
 
+def _variable(option: str) -> str:
+    """Return the environment variable that gives the default of ``option``."""
+    return f"FLUXTRAIN_{option.strip('-').replace('-', '_').upper()}"
+
+
 def parse(arguments: list[str] | None) -> Options:
     """Return the options in ``arguments``, or of the process; environment variables give the defaults."""
-    get = os.environ.get
     parser = argparse.ArgumentParser(
         prog="fluxtrain_operator",
         allow_abbrev=False,
         description="Reconcile FluxTrainings while holding the leader election's Lease.",
     )
-    parser.add_argument("--image", default=get("FLUXTRAIN_IMAGE", ""), help="default trainer image")
+
+    def add(flag: str, fallback: str = "", **facts: Any) -> None:
+        parser.add_argument(flag, default=os.environ.get(_variable(flag), fallback), **facts)
+
+    add("--image", help="default trainer image")
     parser.add_argument(
         "--namespace",
         action="append",
         dest="namespaces",
         metavar="NAMESPACE",
-        default=[part for part in get("FLUXTRAIN_NAMESPACES", "").split(",") if part],
+        default=[part for part in os.environ.get("FLUXTRAIN_NAMESPACES", "").split(",") if part],
         help="namespace to watch; may be given several times (default: all)",
     )
-    parser.add_argument("--lease-namespace", default=get("POD_NAMESPACE", "default"))
+    parser.add_argument("--lease-namespace", default=os.environ.get("POD_NAMESPACE", "default"))
     parser.add_argument("--lease-name", default="fluxtrain-operator")
-    parser.add_argument("--identity", default=get("POD_NAME", socket.gethostname()))
+    parser.add_argument("--identity", default=os.environ.get("POD_NAME", socket.gethostname()))
     parser.add_argument(
         "--address", default="", help="address of /metrics and the probes (default: all)"
     )
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument(
+    add(
         "--rendezvous-image",
-        default=get("FLUXTRAIN_RENDEZVOUS_IMAGE", ""),
         help="image of the rendezvous pods, which need no torch (default: that of the job)",
     )
-    parser.add_argument(
+    add(
         "--pod-defaults",
-        default=get("FLUXTRAIN_POD_DEFAULTS", ""),
         metavar="JSON",
         help="what all jobs' pods get if the jobs do not set it; the chart's value podDefaults",
     )
-    parser.add_argument(
+    add(
         "--job-policy",
-        default=get("FLUXTRAIN_JOB_POLICY", ""),
         metavar="JSON",
         help="what jobs may ask for; the chart's value jobs (default: that of the chart)",
     )
-    parser.add_argument(
+    add(
         "--network",
-        default=get("FLUXTRAIN_NETWORK", ""),
         metavar="JSON",
         help="what the network policies of jobs admit; the chart's value network, and the operator's pods",
     )
-    parser.add_argument(
+    add(
         "--watch-nodes",
+        "true",
         choices=_SWITCH,
-        default=get("FLUXTRAIN_WATCH_NODES", "true"),
         help="false: run without the right to read nodes; lost ones are noticed by the silence of agents",
     )
-    parser.add_argument(
+    add(
         "--node-health",
-        default=get("FLUXTRAIN_NODE_HEALTH", ""),
         metavar="JSON",
         help="conditions, taints and labels that mark nodes as unhealthy, in addition to the known ones; "
         "the chart's value nodeHealth",
     )
-    parser.add_argument(
+    add(
         "--log-format",
+        "json",
         choices=LOG_FORMATS,
-        default=get("FLUXTRAIN_LOG_FORMAT", "json"),
         help="json: one object a line, with the fields of each decision (default); text: for people",
     )
-    parser.add_argument(
+    add(
         "--disruption-percent",
-        default=get("FLUXTRAIN_DISRUPTION_PERCENT", str(DISRUPTION_PERCENT)),
+        str(DISRUPTION_PERCENT),
         metavar="PERCENT",
         help="part of all pods that may be replaced per minute for faults of nodes, from 1 to 100 "
         f"(default: {DISRUPTION_PERCENT})",
@@ -181,13 +183,10 @@ def parse(arguments: list[str] | None) -> Options:
     values = vars(parser.parse_args(arguments))
     if not values["image"]:
         parser.error("--image or FLUXTRAIN_IMAGE must name the default trainer image")
-    if values["log_format"] not in LOG_FORMATS:  # argparse does not check defaults
-        parser.error(
-            f"FLUXTRAIN_LOG_FORMAT: got {values['log_format']!r}; must be {' or '.join(LOG_FORMATS)}"
-        )
+    for option, choices in (("log_format", LOG_FORMATS), ("watch_nodes", _SWITCH)):
+        if (got := values[option]) not in choices:  # argparse does not check defaults
+            parser.error(f"{_variable(option)}: got {got!r}; must be {' or '.join(choices)}")
     watch_nodes = values.pop("watch_nodes")
-    if watch_nodes not in _SWITCH:
-        parser.error(f"FLUXTRAIN_WATCH_NODES: got {watch_nodes!r}; must be {' or '.join(_SWITCH)}")
     percent = values.pop("disruption_percent")
     if not (percent.isascii() and percent.isdecimal() and 1 <= int(percent) <= _MAX_PERCENT):
         parser.error(
@@ -198,7 +197,7 @@ def parse(arguments: list[str] | None) -> Options:
         try:
             values[name] = parse_text(values.pop(option))
         except ConfigError as error:
-            flag = f"--{option.replace('_', '-')} or FLUXTRAIN_{option.upper()}"
+            flag = f"--{option.replace('_', '-')} or {_variable(option)}"
             parser.error(f"{flag}: {error}")
     values["namespaces"] = tuple(values["namespaces"])
     return Options(watch_nodes=watch_nodes == "true", disruption_percent=int(percent), **values)

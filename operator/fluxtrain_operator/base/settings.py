@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -97,20 +98,16 @@ def parse_json(model: type[Model], text: str, field: str) -> Model:
     return validate(model, values, field)
 
 
-def parse_job_policy(text: str) -> JobPolicy:
-    """Return the policy in the JSON ``text``; ConfigError with the field's path for a wrong one."""
-    return parse_json(JobPolicy, text, "jobs")
+parse_job_policy = partial(parse_json, JobPolicy, field="jobs")
 
 
 GroupId = Annotated[int, Field(ge=0, le=2**31 - 1)]  # the limit of Kubernetes
 
 
-_USER = 1000  # the user of our images; set here as other images need not have one
 _POD_SECURITY = {
     "runAsNonRoot": True,
-    "runAsUser": _USER,
-    "runAsGroup": _USER,
-    "fsGroup": _USER,
+    # the user of our images; set here as other images need not have one
+    **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), 1000),
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -149,9 +146,7 @@ class PodDefaults(ApiModel):
 NO_DEFAULTS = PodDefaults()
 
 
-def parse_pod_defaults(text: str) -> PodDefaults:
-    """Return the defaults in the JSON ``text``; ConfigError with the field's path for wrong ones."""
-    return parse_json(PodDefaults, text, "podDefaults")
+parse_pod_defaults = partial(parse_json, PodDefaults, field="podDefaults")
 
 
 # NetworkRules: who may reach the pods of jobs, and what these may reach, as administrators decide.
@@ -241,7 +236,6 @@ class Peer(ApiModel):
     """Addresses outside the cluster, or those of nodes, whose host network pods have."""
 
     def manifest(self) -> dict[str, Any]:
-        """Return the peer as Kubernetes reads it."""
         return self.model_dump(
             mode="json", by_alias=True, exclude_none=True, exclude_defaults=True, exclude={"ports"}
         )
@@ -279,6 +273,4 @@ class NetworkRules(ApiModel):
 NO_RULES = NetworkRules()
 
 
-def parse_network_rules(text: str) -> NetworkRules:
-    """Return the rules in the JSON ``text``; ConfigError with the field's path for wrong ones."""
-    return parse_json(NetworkRules, text, "network")
+parse_network_rules = partial(parse_json, NetworkRules, field="network")
