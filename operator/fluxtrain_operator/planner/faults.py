@@ -31,7 +31,7 @@ from fluxtrain_operator.planner.guard import (
     Reason,
     retry_time,
 )
-from fluxtrain_operator.planner.observed import NodeView, Pod, nodes_for
+from fluxtrain_operator.planner.observed import Pod, nodes_for
 from fluxtrain_operator.planner.situation import Decision, Situation
 from fluxtrain_operator.planner.watchdog import first_to_stop
 
@@ -73,7 +73,7 @@ def _lost(situation: Situation, deletions: Sequence[Delete]) -> Iterator[NodeFau
     faults = {d.uid: d.reason for d in deletions if d.reason in NODE_FAULTS}
     store = situation.observed.rendezvous
     for pod in [*situation.current, *([store] if store is not None else [])]:
-        reason, node = faults.get(pod.uid), _node(situation, pod)
+        reason, node = faults.get(pod.uid), situation.observed.node_of(pod)
         if reason is None or pod.deleting or node.gone or node.cordoned:
             continue
         is_silent = reason is Reason.NODE_LOST and node.ready and situation.guard.is_silent(pod)
@@ -83,7 +83,7 @@ def _lost(situation: Situation, deletions: Sequence[Delete]) -> Iterator[NodeFau
 def _not_killed(situation: Situation) -> Iterator[NodeFault]:
     """Yield the pods that a kubelet, which reports to be well, does not end in time."""
     for pod in situation.current:
-        timeout, node = situation.deletion_timeout(pod), _node(situation, pod)
+        timeout, node = situation.deletion_timeout(pod), situation.observed.node_of(pod)
         is_due = timeout is not None and timeout <= situation.now
         if is_due and node.ready and not (node.gone or node.cordoned or pod.ended or pod.forced):
             yield _fault(pod, "KubeletUnresponsive", timeout or 0.0)
@@ -100,7 +100,7 @@ def _ended(situation: Situation) -> Iterator[NodeFault]:
     for pod, reason in ended:
         nodes[reason].add(pod.node)
     for pod, reason in ended:
-        node = _node(situation, pod)
+        node = situation.observed.node_of(pod)
         is_its_own = len(nodes[reason]) == 1 or reason == UNFIT_NODE
         if is_its_own and not (node.gone or node.cordoned):
             yield _fault(pod, reason, pod.finished or pod.created)
@@ -141,10 +141,6 @@ def _newest(faults: Sequence[NodeFault]) -> list[NodeFault]:
 
 def _fault(pod: Pod, reason: str, time: float) -> NodeFault:
     return NodeFault(node=pod.node, reason=reason, time=stamp(time), pod=pod.uid[:64])
-
-
-def _node(situation: Situation, pod: Pod) -> NodeView:
-    return situation.observed.nodes.get(pod.node) or NodeView(pod.node)
 
 
 # Delays before pods that the infrastructure lets fail are replaced: per pod and reason, in the

@@ -42,30 +42,6 @@ def control_plane_outage(nodes: Iterable[NodeView], now: float) -> str:
     return f"{len(existing) - num_ready} of {len(existing)} nodes are not ready"
 
 
-def gpu_exporter_fault(nodes: Iterable[NodeView]) -> str:
-    """Return why GPUs that are reported as unhealthy count as healthy; empty if they do not.
-
-    If most nodes have unhealthy GPUs, the exporter is wrong, and no node would be left to move to.
-    """
-    gpu_nodes = [node for node in nodes if node.has_gpus or node.unhealthy]
-    num_unhealthy = sum(bool(node.unhealthy) for node in gpu_nodes)
-    if num_unhealthy <= len(gpu_nodes) - num_unhealthy:
-        return ""
-    return f"{num_unhealthy} of {len(gpu_nodes)} nodes with GPUs report unhealthy ones"
-
-
-def node_detector_fault(nodes: Iterable[NodeView]) -> str:
-    """Return why nodes that are marked as unhealthy count as healthy; empty if they do not.
-
-    If most nodes are, whoever marks them is wrong, and no node would be left to move to.
-    """
-    existing = [node for node in nodes if not node.gone]
-    num_marked = sum(bool(node.problem) for node in existing)
-    if num_marked <= len(existing) - num_marked:
-        return ""
-    return f"{num_marked} of {len(existing)} nodes are marked as unhealthy"
-
-
 @dataclass(frozen=True)
 class Guard:
     """One job's pods and the nodes: decides which pods count as lost, so that they are replaced."""
@@ -81,13 +57,13 @@ class Guard:
 
         Pods of deleted nodes may be: such a node is known to be gone.
         """
-        if reason not in FAULTS or (pod is not None and self._node(pod).gone):
+        if reason not in FAULTS or (pod is not None and self.observed.node_of(pod).gone):
             return ""
         return self.control_plane_outage
 
     @cached_property
     def on_not_ready_nodes(self) -> tuple[Pod, ...]:
-        return tuple(pod for pod in self._running if not self._node(pod).ready)
+        return tuple(pod for pod in self._running if not self.observed.node_of(pod).ready)
 
     @cached_property
     def control_plane_outage(self) -> str:
@@ -106,11 +82,20 @@ class Guard:
 
     @cached_property
     def _wrong_exporter(self) -> str:
-        return gpu_exporter_fault(self.observed.nodes.values())
+        """Return that most nodes report unhealthy GPUs: no node would be left to move to; else empty."""
+        nodes = [n for n in self.observed.nodes.values() if n.has_gpus or n.unhealthy]
+        num_unhealthy = sum(bool(node.unhealthy) for node in nodes)
+        is_wrong = num_unhealthy > len(nodes) - num_unhealthy
+        text = f"{num_unhealthy} of {len(nodes)} nodes with GPUs report unhealthy ones"
+        return text if is_wrong else ""
 
     @cached_property
     def _wrong_detector(self) -> str:
-        return node_detector_fault(self.observed.nodes.values())
+        """Return that most nodes are marked: no node would be left to move to; else empty."""
+        nodes = [node for node in self.observed.nodes.values() if not node.gone]
+        num_marked = sum(bool(node.problem) for node in nodes)
+        is_wrong = num_marked > len(nodes) - num_marked
+        return f"{num_marked} of {len(nodes)} nodes are marked as unhealthy" if is_wrong else ""
 
     @cached_property
     def _no_healthy_node(self) -> str:
@@ -126,13 +111,13 @@ class Guard:
     @property
     def ignores_unhealthy_nodes(self) -> bool:
         """Return whether pods of the job stay on nodes that are marked as unhealthy."""
-        marked = any(self._node(pod).problem for pod in self._running)
+        marked = any(self.observed.node_of(pod).problem for pod in self._running)
         return marked and bool(self.node_detector_fault)
 
     @property
     def ignores_unhealthy_gpus(self) -> bool:
         """Return whether pods of the job stay on GPUs that are reported as unhealthy."""
-        reported = any(self._node(pod).unhealthy for pod in self._running)
+        reported = any(self.observed.node_of(pod).unhealthy for pod in self._running)
         return reported and self.job.spec.gpus_per_node > 0 and bool(self.gpu_exporter_fault)
 
     @property
@@ -145,7 +130,9 @@ class Guard:
         ignores = self.ignores_unhealthy_gpus or self.ignores_unhealthy_nodes
         if ignores or outage or self.postponed:
             return self.now + GRACE_SECONDS
-        grace = [self._node(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes]
+        grace = [
+            self.observed.node_of(pod).since + GRACE_SECONDS for pod in self.on_not_ready_nodes
+        ]
         unhealthy = [
             since + GRACE_SECONDS
             for pod in self._running
@@ -226,10 +213,10 @@ class Guard:
         faulty = [
             pod
             for pod in (*self.pods, *([store] if store is not None else []))
-            if not (pod.ended or pod.deleting or self._node(pod).gone)
+            if not (pod.ended or pod.deleting or self.observed.node_of(pod).gone)
             and (self._on_lost_node(pod) or (pod is not store and self._unhealthy_reason(pod)))
         ]
-        return sorted(faulty, key=lambda pod: self._node(pod).since)
+        return sorted(faulty, key=lambda pod: self.observed.node_of(pod).since)
 
     def _may_be_replaced(self, pod: Pod) -> bool:
         return pod.uid not in self.postponed and pod.uid not in self._in_doubt
@@ -273,7 +260,7 @@ class Guard:
 
         A silent pod's node counts as lost before it is not ready.
         """
-        node = self._node(pod)
+        node = self.observed.node_of(pod)
         if node.gone or self.is_silent(pod):
             return True
         if node.ready:
@@ -300,9 +287,7 @@ class Guard:
     def _world_excludes_not_ready(self) -> bool:
         """Return whether training goes on without the pods on not-ready nodes."""
         size, num_not_ready = self._world_size, len(self.on_not_ready_nodes)
-        if size is None or num_not_ready == 0:
-            return False
-        return size <= len(self._running) - num_not_ready
+        return size is not None and 0 < num_not_ready <= len(self._running) - size
 
     @cached_property
     def _training_uids(self) -> frozenset[str]:
@@ -338,9 +323,6 @@ class Guard:
     @cached_property
     def _running_uids(self) -> frozenset[str]:
         return frozenset(pod.uid for pod in self._running)
-
-    def _node(self, pod: Pod) -> NodeView:
-        return self.observed.nodes.get(pod.node) or NodeView(pod.node)
 
 
 class Reason(StrEnum):
@@ -494,7 +476,7 @@ def _of_exit_code(pod: Pod) -> Failure:
     if pod.exit_code == EXIT_STOPPED:
         return _infrastructure(pod, "Stopped", "asked to stop; it left a checkpoint")
     if pod.exit_code == EXIT_UNFIT:
-        return _unfit(pod)
+        return _with_line(_infrastructure(pod, UNFIT_NODE, f"node {pod.node} is unfit"))
     if pod.exit_code in _SIGNALS:
         return _infrastructure(pod, "Killed", f"{_SIGNALS[pod.exit_code]} from outside")
     return _program(pod, *_REASONS.get(pod.exit_code, ("ProgramError", "the program failed")))
@@ -542,19 +524,14 @@ def _infrastructure(pod: Pod, reason: str, text: str) -> Failure:
     return Failure(pod, True, _camel(reason), f"{pod.name}: {text.strip()}")
 
 
-def _unfit(pod: Pod) -> Failure:
-    """Return the failure of a pod whose preflight found its node too slow."""
-    failure = _infrastructure(pod, UNFIT_NODE, f"node {pod.node} is unfit")
-    line = failure.error_line
-    return replace(failure, message=f"{failure.message}: {line}") if line else failure
-
-
 def _program(pod: Pod, reason: str, text: str) -> Failure:
     code = "" if pod.exit_code is None else f"exit code {pod.exit_code}, "
-    failure = Failure(pod, False, _camel(reason), f"{pod.name}: {code}{text}")
+    return _with_line(Failure(pod, False, _camel(reason), f"{pod.name}: {code}{text}"))
+
+
+def _with_line(failure: Failure) -> Failure:
     line = failure.error_line
-    message = f"{failure.message}: {line}" if line else failure.message
-    return Failure(pod, False, failure.reason, message)
+    return replace(failure, message=f"{failure.message}: {line}") if line else failure
 
 
 def _camel(reason: str) -> str:

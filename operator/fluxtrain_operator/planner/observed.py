@@ -250,12 +250,10 @@ class Pod:
 
     @property
     def succeeded(self) -> bool:
-        """Return whether its main process exited with 0."""
         return self.exit_code == 0 or (self.exit_code is None and self.phase == "Succeeded")
 
     @property
     def running(self) -> bool:
-        """Return whether its main process runs."""
         return self.phase == "Running" and self.started is not None and not self.ended
 
     @property
@@ -483,6 +481,9 @@ class Observed:
             gone=tuple(map(Pod.from_object, gone)),
             **others,
         )
+
+    def node_of(self, pod: Pod) -> NodeView:
+        return self.nodes.get(pod.node) or NodeView(pod.node)
 
 
 def newest_time(pod: Mapping[str, Any]) -> float | None:

@@ -66,16 +66,8 @@ from fluxtrain_operator.resources.template import require_merge_keys
 
 _STALE_SECONDS = 1.0
 _REPORTED_ONLY = (
-    *(
-        "NoAnswer",
-        REPORTED_BY_AGENTS,
-        "NodesUnknown",
-        "UnhealthyGPUs",
-        "UnhealthyNodes",
-        "DisruptionLimited",
-    ),
-    LABELS_CHANGED,
-    KEPT_BY_FINALIZERS,
+    *("NoAnswer", REPORTED_BY_AGENTS, "NodesUnknown", "UnhealthyGPUs", "UnhealthyNodes"),
+    *("DisruptionLimited", LABELS_CHANGED, KEPT_BY_FINALIZERS),
 )
 """Reasons of conditions that get an event, as the operator itself does nothing about them."""
 _MIN_REQUEUE_SECONDS = 0.5
@@ -172,8 +164,7 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     decision = decide(before)
     attempt = before.attempt + (decision.action == "restart")
     attempt = max(1, attempt) if decision.action == "run" else attempt
-    after = before.in_attempt(attempt).after(decision.in_place_restart, decision.pod_replacement)
-    after = after.keeping_group(before.group) if decision.keeps_group else after
+    after = before.after(decision, attempt)
     delete, create = changes(after, decision)
     has_more = sum(manifest["kind"] == "Pod" for manifest in create) >= MAX_PODS_PER_PLAN
     failures = blocking_failures(after, decision)
@@ -182,7 +173,11 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
     num_requested = num_requested_pods(after, decision, create, delete)
     restarts = next_restarts(before, decision, after.attempt, delete)
     faults = new_faults(before, decision, delete)
-    records = _fault_records(before, decision, delete, faults)
+    records = FaultRecords(
+        node_faults=next_faults(before, faults),
+        retries=next_retries(before, decision.action in ("run", "restart"), delete),
+        exclusion_lifted=exclusion_lifted(before, delete),
+    )
     status = next_status(after, decision, num_requested, reported, restarts, records)
     return Plan(
         status=status,
@@ -203,17 +198,6 @@ def plan(job: Job, observed: Observed, now: float) -> Plan:
         ),
         decision=decision,
         first_step_time=before.report.first_step_time if before.report is not None else None,
-    )
-
-
-def _fault_records(
-    situation: Situation, decision: Decision, deleted: list[Delete], faults: list[NodeFault]
-) -> FaultRecords:
-    restarts_pods = decision.action in ("run", "restart")
-    return FaultRecords(
-        node_faults=next_faults(situation, faults),
-        retries=next_retries(situation, restarts_pods, deleted),
-        exclusion_lifted=exclusion_lifted(situation, deleted),
     )
 
 
@@ -305,8 +289,7 @@ def _events(
             yield Event("Warning", condition.reason, condition.message)
     deleted_uids = {delete.uid for delete in deleted}
     for failure in situation.failures:
-        replaced = failure.pod.uid in deleted_uids and decision.action == "run"
-        if replaced:
+        if failure.pod.uid in deleted_uids and decision.action == "run":
             yield Event("Warning", failure.reason, f"{failure.message}; replaced")
     for pod in situation.current:
         if situation.unreachable(pod) and pod.uid in deleted_uids and not pod.deleting:

@@ -9,16 +9,18 @@ from fluxtrain.contract.process import PROCESS_FAILED
 from fluxtrain.contract.resource.status import (
     MAX_COUNTED_PODS,
     MAX_REPLACED_PODS,
+    CountedRestarts,
     InPlaceRestart,
     PodReplacement,
     Restarts,
 )
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.names import seconds, stamp
+from fluxtrain_operator.base.reports import RankProgress
 from fluxtrain_operator.planner.groups import release_deadline
 from fluxtrain_operator.planner.guard import NODE_FAULTS, Delete, Failure, Reason
 from fluxtrain_operator.planner.observed import Pod
-from fluxtrain_operator.planner.situation import MAX_COUNT, Decision, Situation, first_counted
+from fluxtrain_operator.planner.situation import MAX_COUNT, Decision, Situation
 
 _FREE_RESTARTS = ("GroupEnded",)
 """Reasons of restarts of all pods that the infrastructure caused; others are changes by the user."""
@@ -53,13 +55,14 @@ def next_restarts(
         countedPods=_counted_pods(situation, [pod for pod, _ in lost]),
         counted=now.counted
         if attempt == situation.attempt
-        else first_counted(attempt, now.process),
+        else CountedRestarts(attempt=attempt, process=now.process),
     )
 
 
 def _process_causes(situation: Situation) -> Counter[str]:
     """Return how many restarts of processes are charged now, by the causes that agents tell."""
-    charged = max(0, situation.charged_restarts - situation.charged_before)
+    before = situation.job.status.restarts or Restarts()
+    charged = max(0, situation.charged_restarts - before.charged)
     causes = Counter([restart.cause for restart in situation.new_process_restarts][:charged])
     causes[PROCESS_FAILED] += charged - causes.total()  # no list: a forged status may have billions
     return causes
@@ -148,7 +151,8 @@ def next_in_place_restart(situation: Situation) -> InPlaceRestart | None:
     They must if pods are of a revision that is lost, which the service cannot be made from, or if the last
     restart in place did not help: no step was made that had not been made before.
     """
-    generation, step = _generation(situation), _step(situation)
+    generation = _generation(situation)
+    step = max((rank.step for rank in _ranks(situation)), default=0)
     last, progress = situation.in_place_restart, situation.progress
     has_helped = last is None or step > last.step
     is_lost = any(map(situation.has_other_revision, situation.active))
@@ -165,13 +169,12 @@ def next_in_place_restart(situation: Situation) -> InPlaceRestart | None:
 
 def _generation(situation: Situation) -> int:
     """Return the newest generation of the ranks that answer; 0 before the first."""
-    answer = situation.observed.any_progress
-    return max((rank.generation for rank in answer.ranks), default=0) if answer else 0
+    return max((rank.generation for rank in _ranks(situation)), default=0)
 
 
-def _step(situation: Situation) -> int:
+def _ranks(situation: Situation) -> Sequence[RankProgress]:
     answer = situation.observed.any_progress
-    return max((rank.step for rank in answer.ranks), default=0) if answer else 0
+    return answer.ranks if answer is not None else ()
 
 
 # Replacement of single pods in which the program failed: the others keep nodes, memory and group.
@@ -272,11 +275,7 @@ def _fails_in_many(situation: Situation) -> bool:
 def _did_not_help(situation: Situation) -> bool:
     """Return whether the program fails again, and no step was made that had not been made before."""
     last = situation.pod_replacement
-    return (
-        last is not None
-        and bool(new_failures(situation))
-        and _replacement_step(situation) <= last.step
-    )
+    return bool(last and new_failures(situation) and _replacement_step(situation) <= last.step)
 
 
 def _failed_pods(situation: Situation) -> list[str]:

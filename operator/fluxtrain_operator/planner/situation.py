@@ -55,20 +55,16 @@ class Situation:
             attempt = Situation(job, observed, now, 0).newest_attempt
         return Situation(job, observed, now, attempt)
 
-    def in_attempt(self, attempt: int) -> Situation:
-        return self if attempt == self.attempt else replace(self, attempt=attempt)
-
-    def after(
-        self, restart: InPlaceRestart | None, replacement: PodReplacement | None
-    ) -> Situation:
-        """Return the same situation after a restart in place and a replacement of pods were decided."""
-        if restart is None and replacement is None:
-            return self
-        return replace(self, ordered=restart, replaced=replacement)
-
-    def keeping_group(self, group: int) -> Situation:
-        """Return the same situation after a restart of all pods within the ``group``."""
-        return replace(self, kept_group=group)
+    def after(self, decision: Decision, attempt: int) -> Situation:
+        """Return the situation in ``attempt``, which follows ``decision``; itself if nothing has changed."""
+        after = replace(
+            self,
+            attempt=attempt,
+            ordered=decision.in_place_restart,
+            replaced=decision.pod_replacement,
+            kept_group=self.group if decision.keeps_group else None,
+        )
+        return self if after == self else after  # keeps what was computed
 
     @property
     def group(self) -> int:
@@ -104,17 +100,14 @@ class Situation:
 
     @property
     def newest_attempt(self) -> int:
-        """Return the newest attempt that there are pods of; 0 without pods."""
         return max((pod.attempt for pod in self.observed.pods), default=0)
 
     @cached_property
     def queueing(self) -> Queueing:
-        """Return how the job's pods are queued."""
         return queueing_of(self.job)
 
     @cached_property
     def gang(self) -> Gang:
-        """Return the gang scheduling of the job."""
         return gang_of(self.job)
 
     @cached_property
@@ -125,12 +118,10 @@ class Situation:
 
     @cached_property
     def guard(self) -> Guard:
-        """Return the disruption guard of the current pods."""
         return Guard(self.job, self.observed, self.now, self.current)
 
     @cached_property
     def previous(self) -> tuple[Pod, ...]:
-        """Return the pods of earlier attempts."""
         return tuple(pod for pod in self.observed.pods if pod.attempt < self.attempt)
 
     @cached_property
@@ -204,7 +195,6 @@ class Situation:
 
     @property
     def has_min_nodes(self) -> bool:
-        """Return whether at least ``nodes.min`` pods run."""
         return len(self.running) >= self.job.spec.nodes.min
 
     @cached_property
@@ -264,7 +254,6 @@ class Situation:
 
     @property
     def program_failures(self) -> tuple[Failure, ...]:
-        """Return the failures of the program in current pods, by index."""
         return tuple(failure for failure in self.failures if not failure.infrastructure)
 
     @cached_property
@@ -318,16 +307,11 @@ class Situation:
         limit = known + max(self.job.spec.nodes.max, len(self.observed.pods))
         return pod.replacement if status.phase is None or pod.replacement <= limit else 0
 
-    @property
-    def charged_before(self) -> int:
-        """Return the restarts of the status that count towards ``maxRestarts``."""
-        return (self.job.status.restarts or Restarts()).charged
-
     @cached_property
     def charged_restarts(self) -> int:
         """Return how many restarts count so far, those of processes too."""
         before = self.job.status.restarts or Restarts()
-        return self.charged_before + self.restarts.process - before.process
+        return before.charged + self.restarts.process - before.process
 
     @cached_property
     def report(self) -> Report | None:
@@ -543,11 +527,6 @@ def next_counted(before: Restarts, heard: MembersReport, attempt: int) -> Counte
     return CountedRestarts(attempt=attempt, generation=newest, process=process)
 
 
-def first_counted(attempt: int, process: int) -> CountedRestarts:
-    """Return the count at the beginning of ``attempt``, after ``process`` restarts."""
-    return CountedRestarts(attempt=attempt, process=process)
-
-
 @dataclass(frozen=True)
 class Decision:
     """What happens to the job, and why."""
@@ -585,7 +564,6 @@ def restart_all(cause: Reason, message: str) -> Decision:
 
 
 def fail(reason: str, message: str) -> Decision:
-    """Return the end of the job with ``reason``."""
     return Decision("fail", reason, message, cause=Reason.JOB_ENDED)
 
 

@@ -185,12 +185,10 @@ def invalid_spec_status(before: Status, generation: int, error: ConfigError, now
 
 
 def finished(status: Status) -> bool:
-    """Return whether the job is complete or failed."""
     return any(c.type in ("Complete", "Failed") and c.status == "True" for c in status.conditions)
 
 
 def finished_at(status: Status) -> float | None:
-    """Return the Unix time at which the job finished."""
     ends = [true_since(c) for c in status.conditions if c.type in ("Complete", "Failed")]
     return next((end for end in ends if end is not None), None)
 
