@@ -62,7 +62,6 @@ class _TimeCollector(Collector):
             self._jobs[key] = job.created, status.time_spent, status.goodput
 
     def discard(self, key: Key) -> None:
-        """Remove the series of a job, if it has any."""
         self._jobs.pop(key, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -185,14 +184,12 @@ class Metrics:
         self.set_phase(key, phase)
 
     def set_phase(self, key: Key, phase: str | None) -> None:
-        """Count a job in its new phase."""
         if self._phases.get(key) != phase:
             self._count(self._phases.get(key), -1)
             self._phases[key] = phase or ""
             self._count(phase, 1)
 
     def remove_job(self, key: Key) -> None:
-        """Stop counting a job."""
         self._times.discard(key)
         self._count(self._phases.pop(key, None), -1)
 

@@ -254,7 +254,6 @@ class Health:
         self._started[work] = time.monotonic()
 
     def finish_work(self, work: object) -> None:
-        """Record the end of ``work``."""
         self._started.pop(work, None)
 
     def readiness(self) -> tuple[bool, str]:

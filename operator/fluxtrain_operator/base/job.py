@@ -68,7 +68,6 @@ class Revision:
 
     @property
     def spec_hash(self) -> str:
-        """Return the hash of the spec that it was made from."""
         return self.data.get(_SPEC_HASH, "")
 
     @property
@@ -164,7 +163,6 @@ class Job:
 
     @property
     def is_managed(self) -> bool:
-        """Return whether ``managedBy`` names this operator."""
         return self.spec.managed_by == MANAGED_BY
 
     @property

@@ -45,7 +45,6 @@ class Limit:
 
     @property
     def expression(self) -> str:
-        """Return the CEL expression of ``object``."""
         return _expression("object", _parts(self.at), self.cel, 0)
 
 
@@ -61,7 +60,6 @@ def fields(at: str, *names: str) -> Limit:
 
 
 def one_of(at: str, *values: str | bool) -> Limit:
-    """Return the limit that a value is one of ``values``."""
     listed = " or ".join(json.dumps(value) if value != "" else "empty" for value in values)
     return Limit(
         at,
@@ -213,7 +211,6 @@ def _security(at: str) -> Iterator[Limit]:
 
 
 def _container(at: str) -> Iterator[Limit]:
-    """Yield the limits of a container of the template."""
     security = f"{at}.securityContext"
     yield fields(at, *_CONTAINER_FIELDS)
     yield fields(f"{at}.ports[]", "name", "containerPort", "protocol")

@@ -143,7 +143,6 @@ def network_policy(job: str) -> str:
 
 
 def disruption_budget(job: str) -> str:
-    """Return the name of the pod disruption budget."""
     return bounded(job, "-nodes")
 
 
@@ -166,7 +165,6 @@ def trainer_selector(job: str) -> dict[str, str]:
 
 
 def as_text(selector: Mapping[str, str]) -> str:
-    """Return the labels of ``selector`` as the API server and kubectl read them."""
     return ",".join(f"{key}={value}" for key, value in selector.items())
 
 
@@ -267,7 +265,6 @@ def mapping(of: Mapping[Any, Any], key: str) -> Mapping[str, Any]:
 
 
 def mappings(of: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """Return the mappings in the list at ``key``."""
     return [item for item in items(of, key) if isinstance(item, Mapping)]
 
 

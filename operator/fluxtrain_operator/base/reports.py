@@ -186,7 +186,6 @@ class Progress:
         return replace(self, ranks=tuple(ranks[rank] for rank in sorted(ranks)))
 
     def in_pod(self, uid: str) -> Progress:
-        """Return this progress, with ``uid`` as the pod of its ranks."""
         return replace(self, ranks=tuple(replace(rank, pod=uid) for rank in self.ranks))
 
 

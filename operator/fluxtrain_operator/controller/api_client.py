@@ -145,7 +145,6 @@ class KubernetesApi:
         return frozenset(str(resource.get("kind")) for resource in mappings(found, "resources"))
 
     async def create_event(self, job: Job, event: Event, now: float) -> None:
-        """Create an event about ``job``, which ``kubectl describe`` shows."""
         identity = {"name": job.name, "namespace": job.namespace, "uid": job.uid}
         await self.create_event_about(
             {"apiVersion": KINDS[KIND], "kind": KIND, **identity}, event, now
@@ -252,7 +251,6 @@ def resource_of(path: str) -> str:
 
 
 def _path(manifest: Manifest) -> str:
-    """Return the path of the collection of the object in ``manifest``."""
     return collection(manifest["apiVersion"], manifest["metadata"]["namespace"], manifest["kind"])
 
 

@@ -64,7 +64,6 @@ class Cache:
         return list(self._jobs)
 
     def active_namespaces(self) -> set[str]:
-        """Return the namespaces with jobs that have not ended."""
         return {
             namespace
             for (namespace, _), job in self._jobs.items()
@@ -98,7 +97,6 @@ class Cache:
 
     @property
     def num_pods(self) -> int:
-        """Return the number of pods of all jobs."""
         return len(self._key_of_pod)
 
     def misses_pods(self, key: Key) -> bool:
@@ -412,7 +410,6 @@ class Applied(NamedTuple):
 
     @staticmethod
     def from_object(manifest: Mapping[str, Any]) -> Applied:
-        """Return uid, hash, state and version of the object in ``manifest``."""
         metadata = manifest["metadata"]
         annotations = metadata.get("annotations") or {}
         applied_hash = str(annotations.get(names.ANNOTATION_APPLIED, ""))
@@ -452,7 +449,6 @@ class AppliedObjects:
         }
 
     def get(self, uid: str, kind: Kind, name: str) -> Applied | None:
-        """Return an object of a job."""
         return self._by_owner.get(uid, {}).get((kind, name))
 
     def set(self, kind: Kind, manifest: Mapping[str, Any]) -> list[Key]:
@@ -581,7 +577,6 @@ class FaultHistory:
             self._changed.add(node)
 
     def distrust(self, now: float) -> Distrust:
-        """Return the distrust of all existing nodes."""
         is_fresh = 0.0 <= now - self._latest.now < _REFRESH_SECONDS
         if is_fresh and not self._changed:
             return self._latest

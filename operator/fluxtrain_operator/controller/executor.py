@@ -326,12 +326,10 @@ def _uid(manifest: Mapping[str, Any]) -> str:
 
 
 def _name(manifest: Mapping[str, Any]) -> Name:
-    """Return kind and name of the object in ``manifest``."""
     return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _kind(manifest: Mapping[str, Any]) -> Kind:
-    """Return API version and kind of the object in ``manifest``."""
     return manifest["apiVersion"], manifest["kind"]
 
 

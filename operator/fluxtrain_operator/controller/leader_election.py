@@ -161,7 +161,6 @@ class LeaderElector:
         return self._clock() - self._observed_at >= duration
 
     async def _read(self) -> Any:
-        """Return the Lease, or None if there is none."""
         try:
             lease = await self._leases.read_namespaced_lease(
                 self._name, self._namespace, _request_timeout=self._timing.request_timeout
@@ -259,7 +258,6 @@ class NamespaceClaims:
 
     @property
     def num_others(self) -> int:
-        """Return how many namespaces other releases have claimed."""
         return len(self._others)
 
     async def try_claim(self, namespace: str) -> float:
@@ -314,7 +312,6 @@ class FencedClient(ApiClient):  # type: ignore[misc]  # the client has no types
     """
 
     def __init__(self, elector: LeaderElector) -> None:
-        """Use the default configuration."""
         super().__init__()
         self._elector = elector
 

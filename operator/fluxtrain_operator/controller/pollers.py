@@ -109,7 +109,6 @@ class ProgressPoller:
         return replace(latest.progress, age=time.monotonic() - latest.received)
 
     async def close(self) -> None:
-        """Stop polling all jobs."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for key in list(self._jobs):
             self.stop(key)
@@ -189,7 +188,6 @@ def _is_rank_0(progress: Progress) -> bool:
 
 
 def _has_response(latest: PodProgress | None) -> bool:
-    """Return whether a trainer responded."""
     return latest is not None and not latest.progress.by_agents
 
 
@@ -241,27 +239,23 @@ class MembersPoller:
         self._first_polls = Pace(_JOBS_PER_SECOND)
 
     def start(self, key: Key, port: int) -> None:
-        """Poll the job's rendezvous pod from now on."""
         job = self._jobs.setdefault(key, _PolledMembers(port))
         job.port = port
         if job.task is None or job.task.done():
             job.task = asyncio.create_task(self._poll(key, job))
 
     def stop(self, key: Key) -> None:
-        """Stop polling the job."""
         job = self._jobs.pop(key, None)
         if job is not None and job.task is not None:
             job.task.cancel()
 
     async def close(self) -> None:
-        """Stop polling all jobs."""
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for key in list(self._jobs):
             self.stop(key)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def heard(self, key: Key) -> MembersReport:
-        """Return which pods of the job are heard of."""
         job = self._jobs.get(key)
         return job.heard if job else NO_MEMBERS
 

@@ -157,7 +157,6 @@ Rules = dict[str, list[Validation]]
 
 
 def rules() -> Rules:
-    """Return all rules that the API server evaluates."""
     result = between_fields()
     for path, validations in of_updates().items():
         result.setdefault(path, []).extend(validations)
@@ -396,7 +395,6 @@ _CHANGED = "request.operation == 'CREATE' || " + " || ".join(
 
 
 def _validations(limits: tuple[Limit, ...]) -> list[Manifest]:
-    """Return the entries of ``spec.validations`` for ``limits``."""
     return [
         {"expression": limit.expression, "message": f"{limit.at}: {limit.allowed}"}
         for limit in limits

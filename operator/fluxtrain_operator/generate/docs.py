@@ -158,7 +158,6 @@ _TEMPLATE = files("fluxtrain_operator.generate") / "coming-from.template"
 
 
 def coming_from_page() -> str:
-    """Return docs/coming-from.md."""
     return _TEMPLATE.read_text(encoding="utf-8").format(
         options=_table({f"--{name}": _page_text(row) for name, row in OPTIONS.items()}),
         read=_table(READ_VARIABLES),

@@ -95,7 +95,6 @@ def _scheduling(name: str, pod: Mapping[str, Any], condition: Mapping[str, Any])
 
 
 def _claims(name: str, pod: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the claims that the pod mounts."""
     for volume in (pod.get("spec") or {}).get("volumes") or ():
         if claim := volume.get("persistentVolumeClaim"):
             yield str(claim.get("claimName"))

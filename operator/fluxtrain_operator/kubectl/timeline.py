@@ -55,7 +55,6 @@ def entries(objects: JobObjects) -> list[Entry]:
 
 
 def table(listed: list[Entry], now: float) -> str:
-    """Return ``listed`` as a table with absolute and relative times."""
     rows = [("TIME", "AGE", "ABOUT", "REASON", "MESSAGE")]
     for entry in listed:
         message = " ".join(entry.message.split())

@@ -168,18 +168,15 @@ class Facts:
 
     @property
     def metadata(self) -> Manifest:
-        """Return the job's metadata."""
         result: Manifest = self.objects.job["metadata"]
         return result
 
     @property
     def name(self) -> str:
-        """Return the job's name."""
         return str(self.metadata["name"])
 
     @property
     def namespace(self) -> str:
-        """Return the job's namespace."""
         return str(self.metadata.get("namespace", "default"))
 
     @property
@@ -188,17 +185,14 @@ class Facts:
 
     @property
     def status(self) -> Manifest:
-        """Return the status; empty if the operator has written none."""
         return self.objects.job.get("status") or {}
 
     @property
     def phase(self) -> str:
-        """Return the phase; empty without one."""
         return str(self.status.get("phase") or "")
 
     @property
     def progress(self) -> Manifest:
-        """Return the progress; empty without one."""
         return self.status.get("progress") or {}
 
     @property
@@ -297,7 +291,6 @@ def finding(facts: Facts) -> Finding:
 
 
 def deleted(facts: Facts) -> Finding | None:
-    """A job that is being deleted."""
     time = facts.metadata.get("deletionTimestamp")
     if time is None:
         return None
@@ -342,7 +335,6 @@ def _claim(facts: Facts) -> Finding | None:
 
 
 def complete(facts: Facts) -> Finding | None:
-    """A job that is complete."""
     if facts.condition("Complete")["status"] != "True":
         return None
     time = facts.status.get("completionTime")

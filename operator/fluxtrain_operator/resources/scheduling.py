@@ -67,12 +67,10 @@ class Coscheduling(Gang):
     api_version = "scheduling.x-k8s.io/v1alpha1"
 
     def objects(self, job: Job) -> list[Manifest]:
-        """Return the pod group."""
         name, spec = names.pod_group(job.name), self._spec(job)
         return [supporting_object(job, self.api_version, POD_GROUP, name, spec=spec)]
 
     def configure_pod(self, pod: Manifest, job: Job) -> None:
-        """Label ``pod`` with its group."""
         pod["metadata"]["labels"][names.COSCHEDULING_GROUP] = names.pod_group(job.name)
 
     def _spec(self, job: Job) -> Manifest:
@@ -85,7 +83,6 @@ class Volcano(Coscheduling):
     api_version = "scheduling.volcano.sh/v1beta1"
 
     def configure_pod(self, pod: Manifest, job: Job) -> None:
-        """Annotate ``pod`` with its group, and have Volcano schedule it."""
         pod["metadata"]["annotations"][names.VOLCANO_GROUP] = names.pod_group(job.name)
         pod["spec"].setdefault("schedulerName", "volcano")
 
@@ -114,7 +111,6 @@ class Native(Coscheduling):
     api_version = "scheduling.k8s.io/v1beta1"
 
     def configure_pod(self, pod: Manifest, job: Job) -> None:
-        """Name the group in the spec of ``pod``."""
         pod["spec"]["schedulingGroup"] = {"podGroupName": names.pod_group(job.name)}
 
     def _spec(self, job: Job) -> Manifest:
@@ -197,7 +193,6 @@ class Kueue(Queueing):
     has_groups = True
 
     def pod_labels(self, job: Job, group: int) -> dict[str, str]:
-        """Return the queue and the pod group."""
         return {
             names.KUEUE_QUEUE: str(job.spec.scheduling.local_queue),
             names.KUEUE_GROUP: names.kueue_group(job.name, group),

@@ -51,7 +51,6 @@ def network_policy(job: Job) -> Manifest:
 
 
 def _metrics(job: Job) -> Manifest:
-    """Return the rule of the port with metrics, progress and members."""
     rules = job.network_rules
     operator = [_EVERY_POD] if rules.operator is None else [p.manifest() for p in rules.operator]
     others = [peer.manifest() for peer in rules.metrics_from]

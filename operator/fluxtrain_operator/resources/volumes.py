@@ -303,5 +303,4 @@ def flushed_mount(job: Job) -> list[Manifest]:
 
 
 def flushed_environment(job: Job) -> dict[str, str]:
-    """Return the variable that names the file."""
     return {ENV_FLUSHED: _FILE} if flushes(job) else {}
