@@ -126,18 +126,14 @@ def _expression(value: str, parts: list[str], cel: str, depth: int) -> str:
     names = parts[: next((n for n, part in enumerate(parts) if part in (_ITEMS, _KEYS)), None)]
     rest = parts[len(names) :]
     optional = ".?".join([value, *names])
-    direct = ".".join([value, *names])
     if not rest:
-        inner = cel.replace("@", direct)
+        inner = cel.replace("@", ".".join([value, *names]))
         return f"!{optional}.hasValue() || {inner}" if names else inner
     item = f"x{depth}"
     inner = _expression(item, rest[1:], cel, depth + 1)
     empty = "[]" if rest[0] == _ITEMS else "{}"
-    return (
-        f"{optional}.orValue({empty}).all({item}, {inner})"
-        if names
-        else f"{value}.all({item}, {inner})"
-    )
+    items = f"{optional}.orValue({empty})" if names else value
+    return f"{items}.all({item}, {inner})"
 
 
 _TEMPLATE = "spec.podTemplate"
@@ -175,9 +171,6 @@ _VOLUME_FIELDS = (  # the volumes of Pod Security's level restricted
     *("name", "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
     *("persistentVolumeClaim", "projected", "secret"),
 )
-_USER = "must be a number other than 0, or null for the cluster's choice"
-
-
 _DETOURS, _DOTS = ("//", "/./", "/../"), ("/.", "/..")
 _SECRET_SOURCES = (
     "secret.secretName",
@@ -190,18 +183,14 @@ def _cel_any(test: str, texts: tuple[str, ...]) -> str:
     return " || ".join(f"{test}('{text}')" for text in texts)
 
 
-def _not_root(at: str) -> Limit:
-    return Limit(
-        at,
-        _USER,
+def _security(at: str) -> Iterator[Limit]:
+    """Yield the limits of what the security contexts of pods and containers have in common."""
+    yield Limit(
+        f"{at}.runAsUser",
+        "must be a number other than 0, or null for the cluster's choice",
         lambda value, policy: value is None or (type(value) in (int, float) and value != 0),
         "@ == null || ((type(@) == int || type(@) == double) && @ != 0)",
     )
-
-
-def _security(at: str) -> Iterator[Limit]:
-    """Yield the limits of what the security contexts of pods and containers have in common."""
-    yield _not_root(f"{at}.runAsUser")
     yield one_of(f"{at}.runAsNonRoot", True)
     for profile in ("seccompProfile", "appArmorProfile"):
         yield fields(f"{at}.{profile}", "type", "localhostProfile")  # not null
@@ -287,17 +276,13 @@ def _is_plain(path: Any, policy: JobPolicy) -> bool:
     )
 
 
-def _annotation_holds(key: Any, policy: JobPolicy) -> bool:
-    return isinstance(key, str) and not key.startswith(_APP_ARMOR)
-
-
 NO_TEMPLATE = (fields(_TEMPLATE),)
 
 RESTRICTED = (
     Limit(
         f"{_TEMPLATE}.metadata.annotations{{}}",
         "must be left out: set securityContext.appArmorProfile",
-        _annotation_holds,
+        lambda key, policy: isinstance(key, str) and not key.startswith(_APP_ARMOR),
         f"!@.startsWith('{_APP_ARMOR}')",
     ),
     fields(_POD, *_POD_FIELDS),

@@ -315,25 +315,17 @@ def cycle_of(cache: Cache, key: Key) -> tuple[str, ...]:
     It is empty if there is none, or none among the first `_MAX_JOBS`.
     """
     namespace, start = key
-    before: dict[str, str] = {}
-    queue = deque([start])
-    while queue and len(before) < _MAX_JOBS:
-        name = queue.popleft()
-        for predecessor in _awaited(cache.job((namespace, name))):
+    known: set[str] = set()
+    chains: deque[tuple[str, ...]] = deque([(start,)])
+    while chains and len(known) < _MAX_JOBS:
+        chain = chains.popleft()
+        for predecessor in _awaited(cache.job((namespace, chain[-1]))):
             if predecessor == start:
-                return (*_chain(name, before), start)
-            if predecessor not in before:
-                before[predecessor] = name
-                queue.append(predecessor)
+                return (*chain, start)
+            if predecessor not in known:
+                known.add(predecessor)
+                chains.append((*chain, predecessor))
     return ()
-
-
-def _chain(name: str, before: Mapping[str, str]) -> list[str]:
-    """Return the jobs from the first one to ``name``."""
-    chain = [name]
-    while chain[-1] in before:
-        chain.append(before[chain[-1]])
-    return chain[::-1]
 
 
 def _awaited(manifest: Mapping[str, Any] | None) -> list[str]:

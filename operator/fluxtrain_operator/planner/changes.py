@@ -15,15 +15,14 @@ from fluxtrain_operator.planner.faults import (
     unschedulable_pods,
 )
 from fluxtrain_operator.planner.groups import (
+    found_pods,
+    held_by_previous,
     kept_pod,
     members_before,
     misses_places,
     num_places_taken,
     places,
-    previous_indices,
     rendezvous_name,
-    restored_pods,
-    unwatched_pods,
 )
 from fluxtrain_operator.planner.guard import Delete, Failure, Reason
 from fluxtrain_operator.planner.observed import (
@@ -52,7 +51,7 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
         return [], []
     if decision.action == "suspend":
         pods = _stop(situation, situation.observed.pods, decision.cause)
-        found = (*unwatched_pods(situation), *restored_pods(situation))
+        found = found_pods(situation, Reason.LABEL_REMOVED, Reason.RESTORED)
         others = _deletions(situation, found, decision.cause)
         return [*pods, *others, *budgets(situation.observed)], []
     if decision.action in ("complete", "fail"):
@@ -60,7 +59,7 @@ def changes(situation: Situation, decision: Decision) -> tuple[list[Delete], lis
     deletions = [
         *_removed_pods(situation, decision),
         *_removed_rendezvous(situation),
-        *_deletions(situation, unwatched_pods(situation), Reason.LABEL_REMOVED),
+        *_deletions(situation, found_pods(situation, Reason.LABEL_REMOVED), Reason.LABEL_REMOVED),
         *_restored(situation),
         *_undesired(situation),
     ]
@@ -85,7 +84,7 @@ def _removed_pods(situation: Situation, decision: Decision) -> Iterator[Delete]:
 def _restored(situation: Situation) -> Iterator[Delete]:
     """Yield the pods that a backup brought back, once the revision that they run is stored as the job's."""
     if ("ConfigMap", situation.revision.name) in situation.observed.applied:
-        yield from _deletions(situation, restored_pods(situation), Reason.RESTORED)
+        yield from _deletions(situation, found_pods(situation, Reason.RESTORED), Reason.RESTORED)
 
 
 def _excess(situation: Situation) -> list[Pod]:
@@ -195,7 +194,9 @@ def clean_up(situation: Situation) -> Iterator[Delete]:
         pods = tuple(pod for pod in running if not (pod.ended and now < _phase_deadline(pod)))
     yield from _stop(situation, pods, Reason.JOB_ENDED)
     if clean_pods != "None":
-        yield from _deletions(situation, unwatched_pods(situation), Reason.JOB_ENDED)
+        yield from _deletions(
+            situation, found_pods(situation, Reason.LABEL_REMOVED), Reason.JOB_ENDED
+        )
     yield from budgets(situation.observed)
 
 
@@ -399,7 +400,8 @@ def _free_indices(situation: Situation) -> list[int]:
     ongoing |= {pod.attempt for pod in pods if pod.attempt >= situation.group}
     kept = {pod.index for pod in pods if queueing.keeps_name(pod) and pod.attempt in ongoing}
     kept |= {pod.index for pod in pods if pod.kept_by}
-    skipped = active | kept | {pod.index for pod in unreachable} | previous_indices(situation)
+    skipped = active | kept
+    skipped |= {pod.index for pod in (*unreachable, *held_by_previous(situation))}
     num_missing = job.spec.nodes.max - len(active) - num_places_taken(situation)
     candidates = (index for index in count() if index not in skipped)
     in_use = {pod.index for pod in pods}

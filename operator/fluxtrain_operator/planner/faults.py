@@ -159,19 +159,14 @@ _REPORTED_FROM, _MAX_COUNT = 2, 9999
 
 
 def replacement_time(situation: Situation, failure: Failure) -> float:
-    """Return the Unix time from which the pod of ``failure`` may be replaced."""
-    return retry_time(failure, _num_restarts(situation, failure))
+    """Return the Unix time from which the pod of ``failure`` may be replaced.
 
-
-def _num_restarts(situation: Situation, failure: Failure) -> int:
-    """Return how often the job was restarted for the reason of ``failure``; each has its own delays.
-
-    Failures of the infrastructure count for each pod on its own.
+    Each reason has its own delays, and those of the infrastructure each pod.
     """
     if failure.infrastructure:
-        return num_failures(situation, failure)
+        return retry_time(failure, num_failures(situation, failure))
     restarts = situation.job.status.restarts or Restarts()
-    return restarts.causes.get(failure.reason, 0)
+    return retry_time(failure, restarts.causes.get(failure.reason, 0))
 
 
 def num_failures(situation: Situation, failure: Failure) -> int:
@@ -240,7 +235,8 @@ def _failed_before(situation: Situation) -> Iterator[tuple[int, str, str]]:
     job = situation.job
     for retry in _active(situation):
         if retry.index not in present:
-            pod = "pods" if _is_queued(situation) else names.pod(job.name, retry.index)
+            is_queued = situation.queueing.has_groups
+            pod = "pods" if is_queued else names.pod(job.name, retry.index)
             text = f"{pod} failed {retry.count} times in a row shortly after the start"
             yield retry.count, retry.reason, text
 
@@ -270,11 +266,7 @@ def _successors(situation: Situation, retry: Retry) -> Iterator[Pod]:
 
 def _index(situation: Situation, pod: Pod) -> int:
     """Return the index under which failures of ``pod`` count: Kueue's groups replace under another one."""
-    return 0 if _is_queued(situation) else pod.index
-
-
-def _is_queued(situation: Situation) -> bool:
-    return situation.job.spec.scheduling.local_queue is not None
+    return 0 if situation.queueing.has_groups else pod.index
 
 
 # Which nodes new pods exclude or avoid for their faults, and when the exclusion is lifted.
@@ -294,12 +286,12 @@ def distrusted_nodes(situation: Situation) -> tuple[str, ...]:
 
     None for a job in a queue: Kueue admits all its pods at once, and assigns nodes itself.
     """
-    distrust, job = situation.observed.distrust, situation.job
-    if not distrust.scores or job.spec.scheduling.local_queue is not None or _is_lifted(situation):
+    distrust = situation.observed.distrust
+    if not distrust.scores or situation.queueing.has_groups or _is_lifted(situation):
         return ()
     candidates = {
         node.name
-        for node in nodes_for(situation.observed.nodes.values(), job.spec)
+        for node in nodes_for(situation.observed.nodes.values(), situation.job.spec)
         if node.ready and not (node.gone or node.cordoned or node.problem)
     }
     return situation.guard.hostnames(distrust.excluded(candidates))

@@ -13,7 +13,8 @@ from itertools import count
 
 from fluxtrain.contract.process import write_places
 from fluxtrain_operator.base import names
-from fluxtrain_operator.planner.observed import LABEL_REMOVED, RESTORED, Pod, nodes_for
+from fluxtrain_operator.planner.guard import Reason
+from fluxtrain_operator.planner.observed import Pod, nodes_for
 from fluxtrain_operator.planner.situation import Situation
 from fluxtrain_operator.resources.pods import receives_topology
 
@@ -26,12 +27,7 @@ _FEWEST_PLACES = 2
 
 def num_places_taken(situation: Situation) -> int:
     """Return how many places of the group no new pod can have now, apart from those of active pods."""
-    return len(situation.lost_members) + len(_held_by_previous(situation))
-
-
-def previous_indices(situation: Situation) -> set[int]:
-    """Return the indices of the pods of earlier attempts that hold places of the group."""
-    return {pod.index for pod in _held_by_previous(situation)}
+    return len(situation.lost_members) + len(held_by_previous(situation))
 
 
 def has_ended(situation: Situation) -> bool:
@@ -84,7 +80,7 @@ def is_of_other_spec(situation: Situation, pod: Pod) -> bool:
 
 def members_before(situation: Situation) -> list[Pod]:
     """Return the pods of earlier attempts that hold places of the group and may be replaced."""
-    held = _held_by_previous(situation)
+    held = held_by_previous(situation)
     return [pod for pod in held if not (pod.succeeded or situation.unreachable(pod))]
 
 
@@ -101,7 +97,7 @@ def kept_pod(situation: Situation) -> Pod | None:
     return kept if num_free > 0 or len(left) > 1 else None
 
 
-def _held_by_previous(situation: Situation) -> list[Pod]:
+def held_by_previous(situation: Situation) -> list[Pod]:
     """Return the pods of earlier attempts that count as members of the present group."""
     if situation.group == situation.attempt:
         return []
@@ -113,7 +109,7 @@ def _held_by_previous(situation: Situation) -> list[Pod]:
 
 def _blocked(situation: Situation) -> list[Pod]:
     """Return the members whose places no pod can have, for as long as nodes are lost."""
-    before, usable = _held_by_previous(situation), members_before(situation)
+    before, usable = held_by_previous(situation), members_before(situation)
     return [*situation.lost_members, *(pod for pod in before if pod not in usable)]
 
 
@@ -231,17 +227,9 @@ def label_problem(situation: Situation) -> tuple[str, str] | None:
     return None
 
 
-def unwatched_pods(situation: Situation) -> Iterator[Pod]:
-    """Yield the job's own pods that it found when it wanted to create them: no watch reports them."""
-    yield from _found(situation, LABEL_REMOVED)
-
-
-def restored_pods(situation: Situation) -> Iterator[Pod]:
-    """Yield the pods that a backup brought back without their owner."""
-    yield from _found(situation, RESTORED)
-
-
-def _found(situation: Situation, reason: str) -> Iterator[Pod]:
-    for failure in situation.observed.create_failures:
-        if failure.uid and failure.reason == reason:
-            yield Pod(failure.name, failure.uid)
+def found_pods(situation: Situation, *reasons: Reason) -> Iterator[Pod]:
+    """Yield the pods in the way for one of ``reasons``: its own LABEL_REMOVED ones, then RESTORED ones."""
+    for reason in reasons:
+        for failure in situation.observed.create_failures:
+            if failure.uid and failure.reason == reason:
+                yield Pod(failure.name, failure.uid)

@@ -27,11 +27,10 @@ from fluxtrain_operator.base.reports import Progress
 from fluxtrain_operator.planner.faults import repeated_failure, replacement_time
 from fluxtrain_operator.planner.groups import (
     completed_predecessors,
+    found_pods,
     kept_problem,
     label_problem,
     release_deadline,
-    restored_pods,
-    unwatched_pods,
 )
 from fluxtrain_operator.planner.guard import Reason
 from fluxtrain_operator.planner.observed import NAME_CONFLICT, TERMINATING, CreateFailure, Pod
@@ -408,7 +407,7 @@ def _suspended(situation: Situation, decision: Decision) -> ConditionUpdate:
     if decision.action != "suspend":
         return ConditionUpdate("Suspended", False, "NotSuspended")
     left = [pod for pod in situation.observed.pods if not pod.kept_by]
-    num_left = len([*left, *unwatched_pods(situation), *restored_pods(situation)])
+    num_left = len([*left, *found_pods(situation, Reason.LABEL_REMOVED, Reason.RESTORED)])
     if num_left:
         message = f"{num_left} pods leave a checkpoint and go"
         return ConditionUpdate("Suspended", False, "Stopping", message)

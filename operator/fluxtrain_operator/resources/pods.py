@@ -173,12 +173,8 @@ def _with_fetch(pod: Manifest, job: Job) -> Manifest:
 
 def _credentials(job: Job) -> Manifest:
     """Return the sources of variables with credentials, which no other program of the job gets."""
-    names_of_secrets = job.spec.credentials
-    return (
-        {"envFrom": [{"secretRef": {"name": name}} for name in names_of_secrets]}
-        if names_of_secrets
-        else {}
-    )
+    secrets = [{"secretRef": {"name": name}} for name in job.spec.credentials]
+    return {"envFrom": secrets} if secrets else {}
 
 
 def _rendezvous(job: Job) -> Manifest:

@@ -8,6 +8,7 @@ from typing import Any
 from fluxtrain_operator.base import names
 from fluxtrain_operator.base.errors import TemplateError
 from fluxtrain_operator.base.job import Manifest
+from fluxtrain_operator.base.names import mapping
 from fluxtrain_operator.resources.scheduling import REQUIRED
 
 _AT = "spec.podTemplate"
@@ -72,7 +73,9 @@ def merge_into_rendezvous(
     spec = template.get("spec", {})
     left_out = _OF_THE_IMAGE if uses_own_image else ()
     shared = {key: spec[key] for key in _RENDEZVOUS_SPEC if key in spec and key not in left_out}
-    shared |= _required_nodes(spec.get("affinity"))
+    required = mapping(mapping(spec, "affinity"), "nodeAffinity").get(REQUIRED)
+    if required:  # the part of the affinity that says on which nodes training pods can run
+        shared["affinity"] = {"nodeAffinity": {REQUIRED: required}}
     if "volumes" in shared:
         shared["volumes"] = [v for v in shared["volumes"] if v["name"] not in _TRAINER_VOLUMES]
     trainers = (c for c in spec.get("containers", []) if c["name"] == names.TRAINER)
@@ -83,13 +86,6 @@ def merge_into_rendezvous(
     shared["containers"] = [{"name": names.RENDEZVOUS, **container}]
     metadata = {key: value for key, value in template.items() if key == "metadata"}
     return _without_empty(_merge(pod, {**metadata, "spec": shared}, _AT))
-
-
-def _required_nodes(affinity: Any) -> Manifest:
-    """Return the part of a training pod's ``affinity`` that says on which nodes it can run."""
-    of_nodes = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
-    required = of_nodes.get(REQUIRED) if isinstance(of_nodes, Mapping) else None
-    return {"affinity": {"nodeAffinity": {REQUIRED: required}}} if required else {}
 
 
 def _remove_secrets(spec: Manifest, container: Manifest) -> None:
@@ -111,9 +107,8 @@ def _has_secret(source: Any) -> bool:
     """Return whether ``source``, of a variable or a volume, gives a pod a Secret or a token."""
     if not isinstance(source, Mapping):
         return False
-    projected = source.get("projected")
-    sources = projected.get("sources") if isinstance(projected, Mapping) else None
-    return any(key in source for key in _SECRET_SOURCES) or any(map(_has_secret, sources or ()))
+    sources = mapping(source, "projected").get("sources") or ()
+    return any(key in source for key in _SECRET_SOURCES) or any(map(_has_secret, sources))
 
 
 def _merge(base: Any, over: Any, path: str, key: str = "") -> Any:
@@ -154,9 +149,9 @@ def _merge_items(base: list[Any], over: list[Any], path: str, field: str) -> lis
 
 def _without_empty(pod: Manifest) -> Manifest:
     """Return ``pod`` without empty mappings and lists."""
-    spec = {key: value for key, value in pod["spec"].items() if value not in ({}, [])}
-    containers = [
-        {key: value for key, value in container.items() if value not in ({}, [])}
-        for container in spec["containers"]
-    ]
-    return {**pod, "spec": {**spec, "containers": containers}}
+
+    def filled(part: Manifest) -> Manifest:
+        return {key: value for key, value in part.items() if value not in ({}, [])}
+
+    spec = filled(pod["spec"])
+    return {**pod, "spec": {**spec, "containers": [*map(filled, spec["containers"])]}}
