@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 
@@ -29,20 +29,26 @@ class _Loop(asyncio.SelectorEventLoop):
         return float(self._passing.now)
 
 
-def synchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Return ``test`` as pytest can call it."""
-
-    @wraps(test)
-    def call(*args: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*args, **fixtures))
-
-    return call
-
-
 def run_in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
     """Run ``main``, which uses neither threads nor a network."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(main)
+
+
+def synchronous(
+    test: Callable[..., Coroutine[Any, Any, None]],
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+) -> Callable[..., None]:
+    """Return ``test`` as pytest can call it."""
+
+    @wraps(test)
+    def call(*args: Any, **fixtures: Any) -> None:
+        run(test(*args, **fixtures))
+
+    return call
+
+
+in_virtual_time = partial(synchronous, run=run_in_virtual_time)
 
 
 def now() -> float:

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.operator.controller.event_loop import synchronous
 from tests.operator.jobs import KEY, OWNER, make_training
 
 from fluxtrain_operator.base import names
@@ -40,7 +41,8 @@ class SlowStore:
         return {**manifest, "metadata": {**manifest["metadata"], "uid": f"{self.created.total()}"}}
 
 
-def test_the_jobs_of_a_namespace_share_its_slots() -> None:
+@synchronous
+async def test_the_jobs_of_a_namespace_share_its_slots() -> None:
     store = SlowStore()
     executor = Executor(Cache(), store)  # type: ignore[arg-type]
 
@@ -58,11 +60,8 @@ def test_the_jobs_of_a_namespace_share_its_slots() -> None:
         ]
         await executor._create_pods(job, pods, JobState(job.uid))
 
-    async def main() -> None:
-        jobs = [("busy", f"job-{number}") for number in range(5)] + [("quiet", "job")]
-        await asyncio.gather(*(create(*job) for job in jobs))
-
-    asyncio.run(main())
+    jobs = [("busy", f"job-{number}") for number in range(5)] + [("quiet", "job")]
+    await asyncio.gather(*(create(*job) for job in jobs))
     assert store.created == {"busy": 200, "quiet": 40}
     assert store.most == {"busy": _POD_SLOTS, "quiet": _POD_SLOTS}
 

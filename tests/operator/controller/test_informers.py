@@ -23,7 +23,7 @@ from benchmarks.operator import crowd
 from benchmarks.operator.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
-from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.event_loop import in_virtual_time, now, synchronous, until
 from tests.operator.controller.operator_process import leader
 from tests.operator.controller.operator_process import until as until_process
 from tests.operator.jobs import KEY, make_node, make_pod, make_training
@@ -336,18 +336,14 @@ class RolledBack(ListWatch):
 
 
 @pytest.mark.parametrize("watch", ["silent", "older"])
-def test_after_a_rollback_of_etcd_a_list_replaces_all(watch: str) -> None:
-    async def main() -> None:
-        cache, metrics = Cache(), Metrics(CollectorRegistry())
-        cache.set_job(make_training())
-        handler = _PodHandler(("v1", "Pod"), cache, metrics, UnreadableObjects(metrics), print)
-        source = RolledBack(ApiClient(), "/api/v1/pods", watch, before_list=cache.before_pod_list)
-        async with source.api, cancelled_at_end(list_and_watch(source, handler)):
-            await until(
-                lambda: [p["metadata"]["resourceVersion"] for p in cache.pods(KEY)] == ["40"]
-            )
-
-    asyncio.run(main())
+@synchronous
+async def test_after_a_rollback_of_etcd_a_list_replaces_all(watch: str) -> None:
+    cache, metrics = Cache(), Metrics(CollectorRegistry())
+    cache.set_job(make_training())
+    handler = _PodHandler(("v1", "Pod"), cache, metrics, UnreadableObjects(metrics), print)
+    source = RolledBack(ApiClient(), "/api/v1/pods", watch, before_list=cache.before_pod_list)
+    async with source.api, cancelled_at_end(list_and_watch(source, handler)):
+        await until(lambda: [p["metadata"]["resourceVersion"] for p in cache.pods(KEY)] == ["40"])
 
 
 class JobsRolledBack(RolledBack):
@@ -369,20 +365,20 @@ def _job_of(pod: Manifest) -> Manifest:
 
 
 @pytest.mark.parametrize("watch", ["silent", "older"])
-def test_after_a_rollback_of_etcd_a_job_that_was_created_later_is_forgotten(watch: str) -> None:
-    async def main() -> None:
-        cache, metrics = Cache(), Metrics(CollectorRegistry())
-        shared = cache, metrics, UnreadableObjects(metrics), print
-        handler = informers._JobHandler(informers.JOB, *shared)
-        source = JobsRolledBack(ApiClient(), "/jobs", watch, before_list=cache.before_job_list)
-        async with source.api, cancelled_at_end(list_and_watch(source, handler)):
-            await until(lambda: len(cache.jobs) == 2)
-            await until(lambda: [name for _, name in cache.jobs] == ["job-0"])
-            job = cache.job(("ns", "job-0"))
-            assert job is not None
-            assert job["metadata"]["resourceVersion"] == "40"
-
-    asyncio.run(main())
+@synchronous
+async def test_after_a_rollback_of_etcd_a_job_that_was_created_later_is_forgotten(
+    watch: str,
+) -> None:
+    cache, metrics = Cache(), Metrics(CollectorRegistry())
+    shared = cache, metrics, UnreadableObjects(metrics), print
+    handler = informers._JobHandler(informers.JOB, *shared)
+    source = JobsRolledBack(ApiClient(), "/jobs", watch, before_list=cache.before_job_list)
+    async with source.api, cancelled_at_end(list_and_watch(source, handler)):
+        await until(lambda: len(cache.jobs) == 2)
+        await until(lambda: [name for _, name in cache.jobs] == ["job-0"])
+        job = cache.job(("ns", "job-0"))
+        assert job is not None
+        assert job["metadata"]["resourceVersion"] == "40"
 
 
 SUPPORT = [
@@ -567,73 +563,63 @@ def pod(name: str = "broken", **metadata: Any) -> Manifest:
     return make_pod(name, **metadata)
 
 
-def test_the_event_is_about_the_object() -> None:
-    async def main() -> None:
-        reported = Reported()
-        reported.report(POD, pod(), ERROR)
-        await reported.post()
-        ((reference, event),) = reported.events
-        identity = {"name": "broken", "namespace": "ns", "uid": "broken"}
-        assert reference == {"apiVersion": "v1", "kind": "Pod", **identity}
-        assert (event.type, event.reason) == ("Warning", "Unreadable")
-        assert event.message == f"ignored by the operator: AttributeError: {ERROR}"
-
-    run_in_virtual_time(main())
+@in_virtual_time
+async def test_the_event_is_about_the_object() -> None:
+    reported = Reported()
+    reported.report(POD, pod(), ERROR)
+    await reported.post()
+    ((reference, event),) = reported.events
+    identity = {"name": "broken", "namespace": "ns", "uid": "broken"}
+    assert reference == {"apiVersion": "v1", "kind": "Pod", **identity}
+    assert (event.type, event.reason) == ("Warning", "Unreadable")
+    assert event.message == f"ignored by the operator: AttributeError: {ERROR}"
 
 
-def test_one_event_per_object_and_generation() -> None:
-    async def main() -> None:
-        reported = Reported()
-        for generation, count in ((None, 3), (1, 2), (2, 2), (1, 1)):
-            for _ in range(count):
-                changes = {} if generation is None else {"generation": generation}
-                reported.report(POD, pod(**changes), ERROR)
-                await reported.post()
-        assert len(reported.events) == 4
-        reported.report(POD, pod("another"), ERROR)
-        await reported.post()
-        assert reported.names[-1] == "another"
-
-    run_in_virtual_time(main())
-
-
-def test_a_replica_that_becomes_leader_tells_what_it_has_read_before() -> None:
-    async def main() -> None:
-        reported = Reported()
-        for _ in range(3):
-            reported.report(POD, pod(), ERROR)
-        assert not reported.events
-        await reported.post(5)
-        reported.report(POD, pod("later"), ERROR)
-        await reported.post(5)
-        assert reported.names == ["broken", "later"]
-
-    run_in_virtual_time(main())
-
-
-def test_a_refused_event_is_tried_again_when_the_object_is_read_again() -> None:
-    async def main() -> None:
-        reported = Reported(num_refused=1)
-        for _ in range(2):
-            reported.report(POD, pod(), ERROR)
-            reported.report(POD, pod("other"), ERROR)
+@in_virtual_time
+async def test_one_event_per_object_and_generation() -> None:
+    reported = Reported()
+    for generation, count in ((None, 3), (1, 2), (2, 2), (1, 1)):
+        for _ in range(count):
+            changes = {} if generation is None else {"generation": generation}
+            reported.report(POD, pod(**changes), ERROR)
             await reported.post()
-        assert reported.names == ["other", "broken"]
+    assert len(reported.events) == 4
+    reported.report(POD, pod("another"), ERROR)
+    await reported.post()
+    assert reported.names[-1] == "another"
 
-    run_in_virtual_time(main())
+
+@in_virtual_time
+async def test_a_replica_that_becomes_leader_tells_what_it_has_read_before() -> None:
+    reported = Reported()
+    for _ in range(3):
+        reported.report(POD, pod(), ERROR)
+    assert not reported.events
+    await reported.post(5)
+    reported.report(POD, pod("later"), ERROR)
+    await reported.post(5)
+    assert reported.names == ["broken", "later"]
 
 
-def test_many_objects_are_bounded_in_memory_and_in_rate() -> None:
-    async def main() -> None:
-        reported = Reported()
-        for number in range(2 * MAX_KNOWN):
-            reported.report(POD, pod(f"pod-{number}"), ERROR)
+@in_virtual_time
+async def test_a_refused_event_is_tried_again_when_the_object_is_read_again() -> None:
+    reported = Reported(num_refused=1)
+    for _ in range(2):
+        reported.report(POD, pod(), ERROR)
+        reported.report(POD, pod("other"), ERROR)
         await reported.post()
-        assert reported.names == [f"pod-{number}" for number in range(MAX_KNOWN, 2 * MAX_KNOWN)]
-        assert len(reported._known) == MAX_KNOWN
-        assert reported.times[-1] - reported.times[0] > MAX_KNOWN / 10
+    assert reported.names == ["other", "broken"]
 
-    run_in_virtual_time(main())
+
+@in_virtual_time
+async def test_many_objects_are_bounded_in_memory_and_in_rate() -> None:
+    reported = Reported()
+    for number in range(2 * MAX_KNOWN):
+        reported.report(POD, pod(f"pod-{number}"), ERROR)
+    await reported.post()
+    assert reported.names == [f"pod-{number}" for number in range(MAX_KNOWN, 2 * MAX_KNOWN)]
+    assert len(reported._known) == MAX_KNOWN
+    assert reported.times[-1] - reported.times[0] > MAX_KNOWN / 10
 
 
 @pytest.mark.parametrize(
@@ -647,16 +633,14 @@ def test_many_objects_are_bounded_in_memory_and_in_rate() -> None:
         {"metadata": {"name": 1, "namespace": ["ns"], "uid": {}}},
     ],
 )
-def test_without_a_reference_there_is_no_event_and_no_error(manifest: Manifest) -> None:
-    async def main() -> None:
-        reported = Reported()
-        reported.report(("v1", "Node"), manifest, ERROR)
-        await reported.post()
-        assert not reported.events
-        name, labels = "fluxtrain_operator_unreadable_objects_total", {"kind": "node"}
-        assert reported._metrics.registry.get_sample_value(name, labels) == 1
-
-    run_in_virtual_time(main())
+@in_virtual_time
+async def test_without_a_reference_there_is_no_event_and_no_error(manifest: Manifest) -> None:
+    reported = Reported()
+    reported.report(("v1", "Node"), manifest, ERROR)
+    await reported.post()
+    assert not reported.events
+    name, labels = "fluxtrain_operator_unreadable_objects_total", {"kind": "node"}
+    assert reported._metrics.registry.get_sample_value(name, labels) == 1
 
 
 def test_the_operators_own_writes_queue_no_job() -> None:
@@ -668,20 +652,18 @@ def test_the_operators_own_writes_queue_no_job() -> None:
         assert len(queued) == number
 
 
-def test_a_job_that_cannot_be_read_is_told() -> None:
-    async def main() -> None:
-        reported, queued = Reported(), list[object]()
-        handler = informers._JobHandler(
-            informers.JOB, Cache(), reported._metrics, reported, queued.append
-        )
-        job = make_training(spec={"lifecycle": {"startAfter": 5}}, generation=3)
-        for _ in range(2):
-            list_watch._pass(job, handler.on_upsert, handler)
-        await reported.post()
-        ((reference, event),) = reported.events
-        assert (reference["kind"], reference["name"]) == ("FluxTraining", "job")
-        assert reference["apiVersion"] == "fluxtrain.dev/v1alpha1"
-        assert "TypeError" in event.message
-        assert not queued
-
-    run_in_virtual_time(main())
+@in_virtual_time
+async def test_a_job_that_cannot_be_read_is_told() -> None:
+    reported, queued = Reported(), list[object]()
+    handler = informers._JobHandler(
+        informers.JOB, Cache(), reported._metrics, reported, queued.append
+    )
+    job = make_training(spec={"lifecycle": {"startAfter": 5}}, generation=3)
+    for _ in range(2):
+        list_watch._pass(job, handler.on_upsert, handler)
+    await reported.post()
+    ((reference, event),) = reported.events
+    assert (reference["kind"], reference["name"]) == ("FluxTraining", "job")
+    assert reference["apiVersion"] == "fluxtrain.dev/v1alpha1"
+    assert "TypeError" in event.message
+    assert not queued

@@ -22,7 +22,13 @@ from benchmarks.operator.fake_api_server import FakeApiServer, serving
 from kubernetes.aio.client import ApiClient, Configuration
 from kubernetes.aio.config import kube_config
 from tests.first_process import catches, first_process
-from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.event_loop import (
+    in_virtual_time,
+    now,
+    run_in_virtual_time,
+    synchronous,
+    until,
+)
 from tests.operator.controller.operator_process import LEASE, exit_code, holder, leader, replica
 from tests.operator.controller.operator_process import until as until_process
 
@@ -355,56 +361,50 @@ def test_a_replica_that_stands_by_writes_nothing_and_stops_at_once(tmp_path: Pat
     with_standby(tmp_path, scenario)
 
 
-def test_a_replica_without_a_complete_cache_does_not_compete_for_the_lease(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = filled()
-        server.hidden = "pods"
-        async with serving(server, tmp_path) as kubeconfig, replica(kubeconfig) as process:
-            await until_process(lambda: sum(map(bool, server.watching)) == WATCHES - 1, process)
-            assert not any("leases" in r.path for r in server.requests)
-            process.terminate()
-            assert await exit_code(process) == 0
+@synchronous
+async def test_a_replica_without_a_complete_cache_does_not_compete_for_the_lease(
+    tmp_path: Path,
+) -> None:
+    server = filled()
+    server.hidden = "pods"
+    async with serving(server, tmp_path) as kubeconfig, replica(kubeconfig) as process:
+        await until_process(lambda: sum(map(bool, server.watching)) == WATCHES - 1, process)
+        assert not any("leases" in r.path for r in server.requests)
+        process.terminate()
+        assert await exit_code(process) == 0
 
-    asyncio.run(scenario())
 
-
-def test_a_stopped_leader_releases_the_lease(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = filled()
-        async with leader(server, tmp_path) as process:
-            await until_process(lambda: len(server.watching) == WATCHES, process)
-            process.terminate()
-            assert await exit_code(process) == 0
-            assert holder(server) == ""
-
-    asyncio.run(scenario())
+@synchronous
+async def test_a_stopped_leader_releases_the_lease(tmp_path: Path) -> None:
+    server = filled()
+    async with leader(server, tmp_path) as process:
+        await until_process(lambda: len(server.watching) == WATCHES, process)
+        process.terminate()
+        assert await exit_code(process) == 0
+        assert holder(server) == ""
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.1, 0.3])
-def test_a_leader_that_is_stopped_among_its_first_reconciles_releases_the_lease(
+@synchronous
+async def test_a_leader_that_is_stopped_among_its_first_reconciles_releases_the_lease(
     tmp_path: Path, seconds: float
 ) -> None:
-    async def scenario() -> None:
-        server = filled()
-        async with leader(server, tmp_path) as process:
-            await asyncio.sleep(seconds)
-            process.terminate()
-            assert await exit_code(process) == 0
-            assert holder(server) == ""
-
-    asyncio.run(scenario())
+    server = filled()
+    async with leader(server, tmp_path) as process:
+        await asyncio.sleep(seconds)
+        process.terminate()
+        assert await exit_code(process) == 0
+        assert holder(server) == ""
 
 
-def test_a_leader_that_loses_the_lease_exits_with_1(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        server = filled()
-        async with leader(server, tmp_path) as process:
-            lease = server.of("leases").objects[LEASE]
-            server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "other"}})
-            assert await exit_code(process) == 1
-            assert holder(server) == "other"
-
-    asyncio.run(scenario())
+@synchronous
+async def test_a_leader_that_loses_the_lease_exits_with_1(tmp_path: Path) -> None:
+    server = filled()
+    async with leader(server, tmp_path) as process:
+        lease = server.of("leases").objects[LEASE]
+        server.put("leases", {**lease, "spec": {**lease["spec"], "holderIdentity": "other"}})
+        assert await exit_code(process) == 1
+        assert holder(server) == "other"
 
 
 START_SECONDS = 20
@@ -446,39 +446,35 @@ def claims(server: LeaseServer, holder: str) -> NamespaceClaims:
     return NamespaceClaims(api, holder, timing=FAST, clock=now)
 
 
-def test_of_two_releases_one_has_a_namespace_until_it_is_gone() -> None:
-    async def scenario() -> None:
-        server = LeaseServer()
-        first, second = claims(server, "a/operator"), claims(server, "b/operator")
-        assert await asyncio.gather(*(first.try_claim("team") for _ in range(100))) == [0.0] * 100
-        assert server.requests == ["a/operator GET", "a/operator POST"], "one try for all jobs"
-        renewing = asyncio.create_task(first.renew(lambda: {"team"}))
-        for _ in range(100):
-            left = await second.try_claim("team")
-            assert 0 < left <= FAST.retry_period
-            await asyncio.sleep(left)
-        assert (first.num_others, second.num_others, server.holder) == (0, 1, "a/operator")
-        assert await claims(server, "a/operator").try_claim("team") == 0, "another replica"
-        renewing.cancel()
-        while left := await second.try_claim("team"):
-            await asyncio.sleep(left)
-        assert (second.num_others, server.holder) == (0, "b/operator")
-        assert await first.try_claim("team") > 0
-        assert first.num_others == 1
-
-    run_in_virtual_time(scenario())
-
-
-def test_a_namespace_without_an_answer_is_tried_again_soon() -> None:
-    async def scenario() -> None:
-        server = LeaseServer()
-        server.fails = True
-        release = claims(server, "a/operator")
-        left = await release.try_claim("team")
-        assert (release.num_others, left) == (0, 5.0)
-        server.fails = False
-        assert 0 < await release.try_claim("team") <= left
+@in_virtual_time
+async def test_of_two_releases_one_has_a_namespace_until_it_is_gone() -> None:
+    server = LeaseServer()
+    first, second = claims(server, "a/operator"), claims(server, "b/operator")
+    assert await asyncio.gather(*(first.try_claim("team") for _ in range(100))) == [0.0] * 100
+    assert server.requests == ["a/operator GET", "a/operator POST"], "one try for all jobs"
+    renewing = asyncio.create_task(first.renew(lambda: {"team"}))
+    for _ in range(100):
+        left = await second.try_claim("team")
+        assert 0 < left <= FAST.retry_period
         await asyncio.sleep(left)
-        assert await release.try_claim("team") == 0
+    assert (first.num_others, second.num_others, server.holder) == (0, 1, "a/operator")
+    assert await claims(server, "a/operator").try_claim("team") == 0, "another replica"
+    renewing.cancel()
+    while left := await second.try_claim("team"):
+        await asyncio.sleep(left)
+    assert (second.num_others, server.holder) == (0, "b/operator")
+    assert await first.try_claim("team") > 0
+    assert first.num_others == 1
 
-    run_in_virtual_time(scenario())
+
+@in_virtual_time
+async def test_a_namespace_without_an_answer_is_tried_again_soon() -> None:
+    server = LeaseServer()
+    server.fails = True
+    release = claims(server, "a/operator")
+    left = await release.try_claim("team")
+    assert (release.num_others, left) == (0, 5.0)
+    server.fails = False
+    assert 0 < await release.try_claim("team") <= left
+    await asyncio.sleep(left)
+    assert await release.try_claim("team") == 0

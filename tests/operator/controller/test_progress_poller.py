@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.operator import jobs
-from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.event_loop import in_virtual_time, now, run_in_virtual_time, until
 from tests.operator.jobs import KEY, OWNER, make_job, make_training, run_pods
 from tests.operator.object_store import Harness, ObjectStore
 from tests.operator.object_store import run as run_store
@@ -681,20 +681,18 @@ def test_a_trainer_that_answers_is_believed_more() -> None:
     assert report.progress.status.step == LAST
 
 
-def test_callers_go_on_at_the_rate() -> None:
+@in_virtual_time
+async def test_callers_go_on_at_the_rate() -> None:
     times: list[float] = []
 
     async def call(pace: Pace) -> None:
         await pace.wait()
         times.append(round(now(), 3))
 
-    async def main() -> None:
-        pace = Pace(per_second=10)
-        await asyncio.gather(*(call(pace) for _ in range(3)))
-        await asyncio.sleep(100)
-        await asyncio.gather(*(call(pace) for _ in range(2)))
-
-    run_in_virtual_time(main())
+    pace = Pace(per_second=10)
+    await asyncio.gather(*(call(pace) for _ in range(3)))
+    await asyncio.sleep(100)
+    await asyncio.gather(*(call(pace) for _ in range(2)))
     first = times[3]
     assert times == [0.0, 0.1, 0.2, first, round(first + 0.1, 3)]
     assert 100 <= first < 101

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 
-from tests.operator.controller.event_loop import now, run_in_virtual_time, until
+from tests.operator.controller.event_loop import in_virtual_time, now, run_in_virtual_time, until
 
 from fluxtrain_operator.base.names import Key
 from fluxtrain_operator.controller.work_queue import FairQueue, WorkQueue
@@ -260,7 +260,8 @@ def test_a_namespace_gets_no_more_than_its_part_of_the_workers() -> None:
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_a_job_does_not_wait_for_ten_thousand_of_another_namespace() -> None:
+@in_virtual_time
+async def test_a_job_does_not_wait_for_ten_thousand_of_another_namespace() -> None:
     """Each of those takes a second; the neighbour's job begins at once, whenever it is queued."""
     begun: dict[Key, float] = {}
 
@@ -268,18 +269,15 @@ def test_a_job_does_not_wait_for_ten_thousand_of_another_namespace() -> None:
         begun[key] = now()
         await asyncio.sleep(1)
 
-    async def main() -> None:
-        queue = WorkQueue(lambda key, error: None)
-        for key in keys("many", 10_000):
-            queue.add(key)
-        workers = asyncio.create_task(queue.run(work, 10))
-        await asyncio.sleep(3.5)
-        for key in keys("few", 2):
-            queue.add(key)
-        await until(lambda: ("few", "job-1") in begun)
-        assert len(begun) > 30, "the others go on"
-        workers.cancel()
-        await asyncio.gather(workers, return_exceptions=True)
-
-    run_in_virtual_time(main())
+    queue = WorkQueue(lambda key, error: None)
+    for key in keys("many", 10_000):
+        queue.add(key)
+    workers = asyncio.create_task(queue.run(work, 10))
+    await asyncio.sleep(3.5)
+    for key in keys("few", 2):
+        queue.add(key)
+    await until(lambda: ("few", "job-1") in begun)
+    assert len(begun) > 30, "the others go on"
+    workers.cancel()
+    await asyncio.gather(workers, return_exceptions=True)
     assert max(time for key, time in begun.items() if key[0] == "few") < 3.6
