@@ -190,10 +190,6 @@ class Job:
         )
         return _HASH_VERSION + digest({**fields, "podTemplate": template})
 
-    def matches_hash(self, spec_hash: str) -> bool:
-        """Return whether a pod or config map with ``spec_hash`` was created for this spec."""
-        return spec_hash == self.spec_hash
-
 
 def _known_fields(model: type[StrictModel], values: Any, at: str, unknown: list[str]) -> Any:
     """Return ``values`` without the unknown fields that ``model`` forbids; add their paths to ``unknown``."""

@@ -372,8 +372,6 @@ def _pods(agents: Mapping[object, object] | list[object]) -> frozenset[str]:
 def _restarts(listed: object) -> tuple[ProcessRestart, ...]:
     """Return the newest valid restarts, one of each generation."""
     entries = listed[-MAX_RESTARTS:] if isinstance(listed, list) else []
-    restarts = [
-        restart for restart in map(ProcessRestart.from_json, entries) if restart is not None
-    ]
-    by_generation = {restart.generation: restart for restart in restarts}
+    read = map(ProcessRestart.from_json, entries)
+    by_generation = {restart.generation: restart for restart in read if restart is not None}
     return tuple(by_generation[generation] for generation in sorted(by_generation))

@@ -100,7 +100,8 @@ class Executor:
             await self.write_status(manifest, plan.status)
             state.written = time.monotonic()
         log_decision(manifest, job.status, plan)
-        await _gather(self._delete(job, deletion) for deletion in plan.delete)
+        key = job.namespace, job.name
+        await _gather(self.delete(key, job.uid, d, KINDS[d.kind]) for d in plan.delete)
         pods = [desired for desired in plan.create if desired["kind"] == "Pod"]
         support = [desired for desired in plan.create if desired["kind"] != "Pod"]
         state.restored.clear()
@@ -170,10 +171,6 @@ class Executor:
             else _conflict(pod, job)
             for pod in foreign
         ]
-
-    async def _delete(self, job: Job, deletion: Delete) -> None:
-        key = job.namespace, job.name
-        await self.delete(key, job.uid, deletion, KINDS[deletion.kind])
 
     async def delete(self, key: Key, uid: str, deletion: Delete, version: str) -> None:
         """Delete an object of the job with ``uid``, if it still has the uid under which it is known."""

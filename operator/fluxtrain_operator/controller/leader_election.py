@@ -137,7 +137,8 @@ class LeaderElector:
                 if not renewed:
                     self._leads_until = _NEVER
         except _FAILURES as error:
-            self._warn_once(f"{type(error).__name__}: {_reason(error)}")
+            reason = getattr(error, "reason", "") or error
+            self._warn_once(f"{type(error).__name__}: {reason}")
             return False
         if renewed:
             self._leads_until = started + self._timing.renew_deadline
@@ -320,7 +321,3 @@ class FencedClient(ApiClient):  # type: ignore[misc]  # the client has no types
         if method != "GET" and not self._elector.is_leader:
             raise ApiError(0, f"{method} {url}: not sent, this replica is not the leader")
         return await super().call_api(method, url, *args, **kwargs)
-
-
-def _reason(error: BaseException) -> str:
-    return str(getattr(error, "reason", "") or error)

@@ -28,6 +28,10 @@ from fluxtrain_operator.kubectl.client import Kubectl, KubectlError
 _CONTAINER = f"--container={names.TRAINER}"
 _FIRST_KEY = "cache_clear"
 """Key of the first event of a whole log."""
+_WHERE = (
+    f"; the whole MLPerf log is the file {OUTPUT_PATH}/{MLPERF_FILE} of the job's output volume "
+    "(spec.storage.output)"
+)
 
 
 def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
@@ -39,7 +43,7 @@ def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
     pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
     listed = [pod["metadata"]["name"] for pod in pods]
     if not listed:
-        text = f"{name} has no pods: `kubectl fluxtrain why {name}` says why{_where()}"
+        text = f"{name} has no pods: `kubectl fluxtrain why {name}` says why{_WHERE}"
         raise KubectlError(text)
     texts = _read(kubectl, listed)
     pod = rank_0_of(texts)
@@ -47,8 +51,12 @@ def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
         return texts[pod], f"log of pod {pod}"
     lines = mlperf_log(texts[pod].splitlines())
     if not lines:
-        raise KubectlError(f"no pod of {name} has logged an MLPerf event{_where()}")
-    whole = "" if _key(lines[0]) == _FIRST_KEY else "; its beginning was removed by the kubelet"
+        raise KubectlError(f"no pod of {name} has logged an MLPerf event{_WHERE}")
+    whole = (
+        ""
+        if _event(lines[0]).get("key") == _FIRST_KEY
+        else "; its beginning was removed by the kubelet"
+    )
     return "\n".join(lines) + "\n", f"MLPerf log of pod {pod}{whole}"
 
 
@@ -83,10 +91,6 @@ def _newest(lines: Iterable[str]) -> float:
     return max((time for time in times if isinstance(time, int | float)), default=0.0)
 
 
-def _key(line: str) -> object:
-    return _event(line).get("key")
-
-
 def _event(line: str) -> dict[str, object]:
     try:
         values = json.loads(line.removeprefix(MLPERF_TOKEN))
@@ -95,16 +99,11 @@ def _event(line: str) -> dict[str, object]:
     return values if isinstance(values, dict) else {}
 
 
-def _where() -> str:
-    """Return where the log is without pods."""
-    return (
-        f"; the whole MLPerf log is the file {OUTPUT_PATH}/{MLPERF_FILE} of the job's output volume "
-        "(spec.storage.output)"
-    )
-
-
 _SECONDS = 90.0
 """A pod may take this long: a start of Python, and 0.3 s for each of its ranks."""
+_NO_TRAINER = (
+    "no trainer runs in it at the moment: its agent waits for the other nodes, or restarts"
+)
 
 
 @dataclass(frozen=True)
@@ -150,16 +149,9 @@ def _ask(kubectl: Kubectl, pods: list[str]) -> tuple[list[_Pod], list[str]]:
         if ranks:
             asked.append(_Pod(pod, ranks))
         else:
-            problems.append(f"{pod}: {_problem(answer)}")
+            problem = answer if isinstance(answer, KubectlError) else _NO_TRAINER
+            problems.append(f"{pod}: {problem}")
     return asked, problems
-
-
-def _problem(answer: str | KubectlError) -> str:
-    if not isinstance(answer, KubectlError):
-        return (
-            "no trainer runs in it at the moment: its agent waits for the other nodes, or restarts"
-        )
-    return str(answer)
 
 
 def _logs(kubectl: Kubectl, pods: list[_Pod]) -> Iterator[str | KubectlError]:
@@ -226,30 +218,25 @@ def stacks_of(pod: str, ranks: Sequence[RankProcess], log: str) -> list[RankStac
 
 def report(ranks: Sequence[RankStacks]) -> str:
     """Return where how many ranks are, the rarest position first, then the stacks of each rank."""
-    return "\n\n".join([*_summary(ranks), *(_section(r) for r in sorted(ranks, key=_rank))])
+    ordered = sorted(ranks, key=lambda rank: rank.rank)
+    return "\n\n".join([_summary(ordered), *map(_section, ordered)])
 
 
-def _summary(ranks: Sequence[RankStacks]) -> list[str]:
+def _summary(ranks: Sequence[RankStacks]) -> str:
     groups: dict[tuple[str, ...], list[int]] = {}
-    for rank in sorted(ranks, key=_rank):
+    for rank in ranks:
         groups.setdefault(rank.position, []).append(rank.rank)
     listed = sorted(groups.items(), key=lambda group: len(group[1]))
     unknown = ("unknown: no stacks",)
-    return [
-        "\n".join(
-            f"{'rank' if len(own) == 1 else 'ranks'} {', '.join(ranges(own))}: {(at or unknown)[0]}"
-            for at, own in listed
-        )
-    ]
+    return "\n".join(
+        f"{'rank' if len(own) == 1 else 'ranks'} {', '.join(ranges(own))}: {(at or unknown)[0]}"
+        for at, own in listed
+    )
 
 
 def _section(rank: RankStacks) -> str:
     note = f": {rank.note}" if rank.note else ""
     return "\n".join([f"== rank {rank.rank}, pod {rank.pod}{note}", *rank.lines])
-
-
-def _rank(rank: RankStacks) -> int:
-    return rank.rank
 
 
 def _note(rank: RankProcess, lines: tuple[str, ...]) -> str:

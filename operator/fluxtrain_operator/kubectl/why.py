@@ -433,7 +433,8 @@ def starting(facts: Facts) -> Finding | None:
         return Finding(
             f"{text}; {facts.condition('Progressing')['message']}", _remedy(facts, "NoAnswer")
         )
-    return Finding(text, f"They load weights or compile; {_logs(facts)} shows what they do.")
+    logs = f"`kubectl fluxtrain logs {facts.name} -n {facts.namespace}`"
+    return Finding(text, f"They load weights or compile; {logs} shows what they do.")
 
 
 def running(facts: Facts) -> Finding | None:
@@ -558,10 +559,6 @@ def _steps(facts: Facts) -> str:
 def _of(progress: Mapping[str, Any], name: str, total: str) -> str:
     known = f" of {progress[total]}" if progress.get(total) else ""
     return f"{progress.get(name, 0)}{known}"
-
-
-def _logs(facts: Facts) -> str:
-    return f"`kubectl fluxtrain logs {facts.name} -n {facts.namespace}`"
 
 
 def _remedy_of(facts: Facts, condition: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ class Situation:
         """Return what pods are made from: the job's revision, unless it was lost or the spec has changed."""
         stored = self.observed.revision
         is_known = stored is not None and stored.name == self.revision_name
-        if stored is None or not is_known or not self.job.matches_hash(stored.spec_hash):
+        if stored is None or not is_known or stored.spec_hash != self.job.spec_hash:
             return self.job.spec_revision
         return stored
 
@@ -176,7 +176,7 @@ class Situation:
         """Return whether ``pod`` was created for the spec: by its revision, if that is known."""
         known = (self.observed.revision, self.job.spec_revision)
         stored = next((r for r in known if r is not None and r.name == pod.revision), None)
-        return self.job.matches_hash(pod.spec_hash if stored is None else stored.spec_hash)
+        return self.job.spec_hash == (pod.spec_hash if stored is None else stored.spec_hash)
 
     def is_outdated_rendezvous(self, pod: Pod) -> bool:
         """Return whether the rendezvous pod was created for another spec, or for agents that are gone.

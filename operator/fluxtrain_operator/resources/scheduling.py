@@ -133,24 +133,19 @@ class PodState(Protocol):
     """What queueing reads of an observed pod."""
 
     @property
-    def finalizers(self) -> tuple[str, ...]:
-        """Return its finalizers."""
+    def finalizers(self) -> tuple[str, ...]: ...
 
     @property
-    def gates(self) -> tuple[str, ...]:
-        """Return its scheduling gates."""
+    def gates(self) -> tuple[str, ...]: ...
 
     @property
-    def deleting(self) -> bool:
-        """Return whether it has a deletion timestamp."""
+    def deleting(self) -> bool: ...
 
     @property
-    def ended(self) -> bool:
-        """Return whether its main process has exited."""
+    def ended(self) -> bool: ...
 
     @property
-    def node(self) -> str:
-        """Return the name of its node; empty if it is not scheduled."""
+    def node(self) -> str: ...
 
 
 class Queueing:
