@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from fluxtrain.imports import ai_toolkit_values as values
 from fluxtrain.imports import common
@@ -43,8 +43,8 @@ DATA: Mapping[str, Option] = {
     ),
     "datasets.random_triggers": missing("captions have one prefix: data.caption_prefix"),
     "datasets.caption_dropout_rate": field_option("flow.prompt_dropout", Reading.number, 0.0),
-    "datasets.shuffle_tokens": fields(common.SHUFFLED, common.shuffle, note=common.NOTE),
-    "datasets.token_dropout_rate": fields(common.DROPPED, common.dropout, note=common.NOTE),
+    "datasets.shuffle_tokens": common.SHUFFLED,
+    "datasets.token_dropout_rate": common.DROPPED,
     "datasets.keep_tokens": fields(
         ["data.variants.keep_tokens"],
         common.setting("data.variants.keep_tokens", Reading.whole),
@@ -67,9 +67,9 @@ DATA: Mapping[str, Option] = {
     ),
     **each("datasets.buckets datasets.square_crop", automatic("is part of datasets.resolution")),
     "datasets.bucket_tolerance": missing("data.buckets.step is 64", 64),
-    "datasets.flip_x": fields(["data.variants.flip"], common.flip, note=common.NOTE),
+    "datasets.flip_x": common.FLIPPED,
     "datasets.flip_y": missing("data.variants.flip mirrors left to right only"),
-    "datasets.random_crop": fields(["data.variants.crops"], common.crops, note=common.NOTE),
+    "datasets.random_crop": common.CROPPED,
     **each(
         "datasets.random_scale datasets.scale datasets.augments datasets.augmentations "
         "datasets.shuffle_augmentations datasets.standardize_images",
@@ -78,8 +78,8 @@ DATA: Mapping[str, Option] = {
     "datasets.mask_path": fields(
         ["data.masks"], values.masks, note=f"a folder below --data; {values.MEAN}"
     ),
-    "datasets.alpha_mask": fields(
-        ["data.masks"], common.alpha_masks, note=f"the pictures' opacity; {values.MEAN}"
+    "datasets.alpha_mask": common.if_on(
+        {"data.masks": "alpha"}, f"the pictures' opacity; {values.MEAN}"
     ),
     "datasets.mask_min_value": fields([], values.least_weight, note="0: black counts nothing"),
     "datasets.invert_mask": missing("white counts here: invert the masks of data.masks"),
@@ -247,21 +247,10 @@ _SAVE: Mapping[str, Option] = {
     "save.push_to_hub": missing("nothing is uploaded"),
     **each("save.hf_repo_id save.hf_private", missing("nothing is uploaded")),
 }
-_PRODIGY = ("prodigy",)
-_PARAMS: tuple[tuple[str, str, tuple[str, ...], Callable[[Reading, str], object]], ...] = (
-    ("weight_decay", "optim.weight_decay", (), Reading.number),
-    ("eps", "optim.epsilon", ("adamw", "prodigy"), Reading.number),
-    ("d_coef", "optim.prodigy.d_coef", _PRODIGY, Reading.number),
-    ("use_bias_correction", "optim.prodigy.bias_correction", _PRODIGY, Reading.flag),
-    ("safeguard_warmup", "optim.prodigy.safeguard_warmup", _PRODIGY, Reading.flag),
-)
 _TRAIN: Mapping[str, Option] = {
     "train.steps": field_option("schedule.steps", Reading.positive, 1000),
-    "train.batch_size": fields(
-        ["schedule.global_batch_size", "parallel.micro_batch_size"],
-        values.batch,
-        1,
-        "times the gradient accumulation and --gpus",
+    "train.batch_size": common.batch_option(
+        values.batch, 1, "times the gradient accumulation and --gpus"
     ),
     **each(
         "train.gradient_accumulation_steps train.gradient_accumulation",
@@ -275,12 +264,10 @@ _TRAIN: Mapping[str, Option] = {
     ),
     "train.lr": fields(["optim.learning_rate"], values.learning_rate, 1e-6),
     "train.unet_lr": fields(["optim.learning_rate"], values.learning_rate, note="wins over lr"),
-    **{
-        f"train.optimizer_params.{name}": fields(
-            [path], values.OPTIMIZERS.setting(path, *only, read=read)
-        )
-        for name, path, only, read in _PARAMS
-    },
+    **values.OPTIMIZERS.rows(
+        "train.optimizer_params",
+        "weight_decay eps d_coef use_bias_correction safeguard_warmup",
+    ),
     "train.optimizer_params.betas": fields(["optim.beta1", "optim.beta2"], values.OPTIMIZERS.betas),
     **each(
         "train.optimizer_params.relative_step train.optimizer_params.scale_parameter "

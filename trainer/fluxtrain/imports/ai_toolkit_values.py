@@ -122,8 +122,7 @@ def base(reading: Reading) -> Values:
     """
     if not reading.has("model.arch") and not reading.has("model.is_flux"):
         raise ConfigError("model.arch", None, "must be given, and flux; or model.is_flux: true")
-    name = "model.name_or_path"
-    model = reading.text(name) if reading.has(name) else ""
+    model = reading.text("model.name_or_path", "")
     files: dict[str, object] = {}
     if _is_adapter(reading):
         files = {"adapter.split_qkv": True, "adapter_file.layout": "ai-toolkit"}
@@ -163,7 +162,7 @@ def _is_adapter(reading: Reading) -> bool:
 
 def kind(reading: Reading) -> str:
     """Return the kind of adapter there; lora if none is given."""
-    return reading.word("network.type") if reading.has("network.type") else "lora"
+    return reading.word("network.type", "lora")
 
 
 def is_full_rank(reading: Reading) -> bool:
@@ -172,7 +171,6 @@ def is_full_rank(reading: Reading) -> bool:
 
 
 def network(reading: Reading, name: str) -> Values:
-    """Return the kind of adapter."""
     known: dict[str, Values] = {
         "lora": {"adapter.kind": "lora"},
         "lokr": {"adapter.kind": "lokr"},
@@ -231,8 +229,7 @@ def dropout(path: str) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         value = reading.number(name)
         if value == 0:
-            reading.notes[name] = "off here too"
-            return {}
+            return reading.noted(name, "off here too")
         if kind(reading) == "lokr":
             if path == "adapter.rank_dropout":
                 raise NoCounterpartError("rows of a lokr's product are not dropped here")
@@ -256,12 +253,10 @@ def dtype(reading: Reading, name: str) -> Values:
 def small_base(reading: Reading, name: str) -> Values:
     """Return the data type of the frozen weights."""
     if not reading.flag(name):
-        reading.notes[name] = "off here too"
-        return {}
+        return reading.noted(name, "off here too")
     if not _is_adapter(reading):
         raise NoCounterpartError("trained weights are not of 8 bits: precision.weights")
-    has_type = reading.has("model.qtype")
-    if has_type and reading.word("model.qtype") not in _FLOAT8:
+    if reading.word("model.qtype", "float8") not in _FLOAT8:
         raise NoCounterpartError("only qfloat8 and float8 have one, adapter.base_dtype: fp8")
     return {"adapter.base_dtype": "fp8"}
 
@@ -269,11 +264,10 @@ def small_base(reading: Reading, name: str) -> Values:
 def offloaded(reading: Reading, name: str) -> Values:
     """Return the blocks in host memory: a fraction of all, for which there the layers are drawn."""
     if not reading.flag(name):
-        reading.notes[name] = "off here too"
-        return {}
+        return reading.noted(name, "off here too")
     if not _is_adapter(reading):
         raise NoCounterpartError("parallel.offload_blocks is of weights that are not trained")
-    fraction = reading.number(OFFLOADED) if reading.has(OFFLOADED) else 1.0
+    fraction = reading.number(OFFLOADED, 1.0)
     if not 0 <= fraction <= 1:
         raise reading.wrong(OFFLOADED, "must be from 0 to 1")
     return {"parallel.offload_blocks": round(fraction * common.NUM_BLOCKS)}
@@ -288,7 +282,6 @@ def prior_weight(reading: Reading, name: str) -> Values:
 
 
 def batch(reading: Reading, name: str) -> Values:
-    """Return the batch sizes."""
     steps = "train.gradient_accumulation" if reading.has("train.gradient_accumulation") else _STEPS
     return common.batch(_BATCH, steps)(reading, name)
 
@@ -303,7 +296,6 @@ def learning_rate(reading: Reading, name: str) -> Values:
 
 
 def schedule(reading: Reading, name: str) -> Values:
-    """Return the learning rate's schedule."""
     known = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear"}
     known |= {"cosine": "cosine"}
     why = "ai-toolkit's constant, constant_with_warmup, cosine and linear have counterparts"
@@ -339,16 +331,13 @@ def lowest_rate(reading: Reading, name: str) -> Values:
 
 
 def timesteps(reading: Reading, name: str) -> Values:
-    """Return the sampling of timesteps."""
     why = "flow.timestep_sampling has sigmoid, uniform (linear there), shift and flux_shift"
     return {"flow.timestep_sampling": reading.among(name, _SAMPLINGS, why)}
 
 
 def wandb(reading: Reading, name: str) -> Values:
-    """Return the project of Weights & Biases."""
     if not reading.flag(name):
-        reading.notes[name] = "metrics.jsonl has the same"
-        return {}
+        return reading.noted(name, "metrics.jsonl has the same")
     options = ("logging.project_name", "logging.run_name")
     return common.sinks(reading, "wandb", *options, "ai-toolkit")
 
@@ -378,8 +367,7 @@ def caption_files(reading: Reading, name: str) -> Values:
     """Return nothing for captions in text files beside the pictures."""
     if reading.word(name).removeprefix(".") not in _CAPTIONS:
         raise NoCounterpartError("captions are in .txt or .caption files, or in metadata.jsonl")
-    reading.notes[name] = "text files beside the pictures are read"
-    return {}
+    return reading.noted(name, "text files beside the pictures are read")
 
 
 def masks(reading: Reading, name: str) -> Values:
@@ -421,8 +409,7 @@ def prompts(reading: Reading, name: str) -> Values:
     if plain != texts:
         reading.notes[name] = "without options after --, which lines of sampling.prompt_file have"
     if not plain:
-        reading.notes[name] = "no prompts"
-        return {}
+        return reading.noted(name, "no prompts")
     if reading.prompt_file is None:
         return {"sampling.prompts": plain}
     lines = [_line(reading, name, number, text) for number, text in enumerate(plain)]
@@ -436,8 +423,7 @@ def _line(reading: Reading, name: str, number: int, text: str) -> str:
         own = reading.value(f"{SAMPLES}.{setting}")
         if isinstance(own, list) and own[number] is not None:
             return Reading({f"{SAMPLES}.{setting}": own[number]}, {}).whole(f"{SAMPLES}.{setting}")
-        shared = f"sample.{setting}"
-        return reading.whole(shared) if reading.has(shared) else default
+        return reading.whole(f"sample.{setting}", default)
 
     steps = whole("sample_steps", 20)
     options: dict[str, object] = {"w": whole("width", 512), "h": whole("height", 512), "s": steps}
@@ -484,11 +470,9 @@ def side(option: str) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         pixels = reading.positive(name)
         if reading.prompt_file is not None:
-            reading.notes[name] = common.PROMPT_NOTE
-            return {}
+            return reading.noted(name, common.PROMPT_NOTE)
         if pixels == sizes(reading, "datasets.resolution")["data.image_size"]:
-            reading.notes[name] = "is data.image_size"
-            return {}
+            return reading.noted(name, "is data.image_size")
         raise NoCounterpartError(
             f"is data.image_size; lines of sampling.prompt_file have {option} {pixels}"
         )
@@ -500,11 +484,9 @@ def walk_seed(reading: Reading, name: str) -> Values:
     """Return nothing if every image has noise of its own."""
     if reading.prompt_file is not None:
         reading.flag(name)
-        reading.notes[name] = common.PROMPT_NOTE
-        return {}
+        return reading.noted(name, common.PROMPT_NOTE)
     if reading.flag(name):
-        reading.notes[name] = "every image has noise of its own"
-        return {}
+        return reading.noted(name, "every image has noise of its own")
     raise NoCounterpartError(
         "every image has noise of its own; lines of sampling.prompt_file with the same --d do not"
     )

@@ -40,7 +40,7 @@ LARGEST_RANK = 1024
 """Of ``adapter.rank``; larger ones of LyCORIS' lokr ask for whole matrices."""
 WHOLE = f"above {LARGEST_RANK}: no factor is a product of the rank"
 """What such a rank means."""
-EPOCHS = (
+_EPOCHS = (
     "epochs are counted in steps here: give --epoch-samples, the images times their repeats, or "
 )
 """Why an option in epochs is not written; a field follows."""
@@ -58,12 +58,12 @@ def preset(name: str, adapter: bool) -> Values:
 
 def lycoris_kind(reading: Reading, option: str) -> str | None:
     """Return the kind of adapter that LyCORIS' algorithm in ``option`` is; None: it is no kind here."""
-    return _ALGORITHMS.get(reading.word(option) if reading.has(option) else "lora")
+    return _ALGORITHMS.get(reading.word(option, "lora"))
 
 
 def lycoris_preset(reading: Reading, name: str) -> Values:
     """Return the layers of LyCORIS' preset; those of a file, or of other models, are lost."""
-    if not reading.has("network_module") or reading.word("network_module") != "lycoris.kohya":
+    if reading.word("network_module", "") != "lycoris.kohya":
         raise IgnoredError("is of lycoris.kohya")
     if (preset := reading.text(name)) not in _PRESETS:
         raise NoCounterpartError("adapter.layers names the layers that are trained")
@@ -77,8 +77,7 @@ def launched(reading: Reading, name: str) -> Values:
             f"must be the number of GPUs, --gpus, which is {reading.processes}: give --gpus {count}"
         )
         raise reading.wrong(name, text)
-    reading.notes[name] = "is part of schedule.global_batch_size"
-    return {}
+    return reading.noted(name, "is part of schedule.global_batch_size")
 
 
 def encoder(field: str, tokenizer: str) -> Convert:
@@ -93,12 +92,16 @@ def encoder(field: str, tokenizer: str) -> Convert:
     return convert
 
 
-def batch(per_process: str, accumulation: str) -> Convert:
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+"""The options of most trainers that have a process' samples, and the batches of a step."""
+
+
+def batch(per_process: str = BATCH, accumulation: str = ACCUMULATION) -> Convert:
     """Return the conversion of the samples ``per_process``; another option has the batches of a step."""
 
     def convert(reading: Reading, name: str) -> Values:
         samples = reading.positive(per_process)
-        batches = reading.positive(accumulation) if reading.has(accumulation) else 1
+        batches = reading.positive(accumulation, 1)
         return {
             "schedule.global_batch_size": samples * batches * reading.processes,
             "parallel.micro_batch_size": samples,
@@ -107,8 +110,15 @@ def batch(per_process: str, accumulation: str) -> Convert:
     return convert
 
 
+def batch_option(convert: Convert, default: object, note: str) -> Option:
+    """Return the row of the option of a process' samples, which `batch` converts."""
+    return fields(
+        ["schedule.global_batch_size", "parallel.micro_batch_size"], convert, default, note
+    )
+
+
 def steps_of(
-    epochs: float, reading: Reading, per_process: str, accumulation: str, held_out: float = 0.0
+    epochs: float, reading: Reading, per_process: str = BATCH, held_out: float = 0.0
 ) -> int | None:
     """Return the optimizer steps of ``epochs``; None if the samples of an epoch are unknown.
 
@@ -119,8 +129,15 @@ def steps_of(
         return None
     samples = max(1, math.ceil(reading.epoch_samples * (1 - held_out)))
     batches = math.ceil(samples / reading.positive(per_process))
-    accumulated = reading.positive(accumulation) if reading.has(accumulation) else 1
+    accumulated = reading.positive(ACCUMULATION, 1)
     return math.ceil(epochs * math.ceil(batches / reading.processes / accumulated))
+
+
+def required_steps(steps: int | None, field: str) -> int:
+    """Return ``steps`` of `steps_of`; raise NoCounterpartError if ``field`` must be stated instead."""
+    if steps is None:
+        raise NoCounterpartError(f"{_EPOCHS}--{field}")
+    return steps
 
 
 def no_clipping_at_zero(reading: Reading, name: str) -> Values:
@@ -165,6 +182,11 @@ def file_dtype(reading: Reading, name: str) -> Values:
     known |= {"float": "float32", "fp32": "float32", "float32": "float32"}
     why = "the data types of files are bfloat16, float16 and float32"
     return {"adapter_file.dtype": reading.among(name, known, why)}
+
+
+def kept_checkpoints(reading: Reading, name: str) -> Values:
+    """Return the number of checkpoints; 0 stands for all."""
+    return {"checkpoint.keep": reading.whole(name) or 10_000}
 
 
 def swapped_blocks(count: int) -> Values:
@@ -228,11 +250,8 @@ def one_of(*words: str, note: str = "") -> Convert:
     """Return the conversion of one of ``words`` to no field; ``note`` says what it is part of."""
 
     def convert(reading: Reading, name: str) -> Values:
-        if reading.word(name) not in words:
-            raise reading.wrong(name, f"must be {', '.join(words[:-1])} or {words[-1]}")
-        if note:
-            reading.notes[name] = note
-        return {}
+        reading.choice(name, *words)
+        return reading.noted(name, note) if note else {}
 
     return convert
 
@@ -268,8 +287,7 @@ def sinks(reading: Reading, word: str, project: str, run: str, default: str) -> 
     if word != "wandb":
         values["logging.tensorboard"] = True
     if word != "tensorboard":
-        has = reading.has(project)
-        values["logging.wandb.project"] = reading.text(project) if has else default
+        values["logging.wandb.project"] = reading.text(project, default)
         if reading.has(run):
             values["logging.wandb.name"] = reading.text(run)
     return values
@@ -278,8 +296,6 @@ def sinks(reading: Reading, word: str, project: str, run: str, default: str) -> 
 CROPS, CAPTIONS = 4, 8
 """Copies that are encoded where the other trainer changes a picture or a caption whenever it is read."""
 NOTE = "copies are encoded beforehand: data.variants says how many"
-SHUFFLED = ("data.variants.shuffle_caption", "data.variants.captions")
-DROPPED = ("data.variants.tag_dropout", "data.variants.captions")
 
 
 def require_images(reading: Reading) -> None:
@@ -288,62 +304,46 @@ def require_images(reading: Reading) -> None:
         raise NoCounterpartError("data.variants needs data.images")
 
 
-def flip(reading: Reading, name: str) -> Values:
-    """Return mirrored copies."""
-    return _if_on(reading, name, {"data.variants.flip": True})
+def setting(
+    path: str, read: Callable[[Reading, str], object], off: float = 0, beside: Values | None = None
+) -> Convert:
+    """Return the conversion of a setting of images to the field at ``path``, unless it is ``off``.
 
-
-def crops(reading: Reading, name: str) -> Values:
-    """Return several crops."""
-    return _if_on(reading, name, {"data.variants.crops": CROPS})
-
-
-def alpha_masks(reading: Reading, name: str) -> Values:
-    """Return masks of the loss that are made of the pictures' opacity."""
-    return _if_on(reading, name, {"data.masks": "alpha"})
-
-
-def prior_weight(reading: Reading, name: str) -> Values:
-    """Return the weight of regularisation images."""
-    value = reading.number(name)
-    if value == 1:
-        return {}
-    require_images(reading)
-    return {"data.prior_loss_weight": value}
-
-
-def shuffle(reading: Reading, name: str) -> Values:
-    """Return several captions with shuffled tags."""
-    return _if_on(reading, name, dict(zip(SHUFFLED, (True, CAPTIONS), strict=True)))
-
-
-def dropout(reading: Reading, name: str) -> Values:
-    """Return several captions without some tags."""
-    rate = reading.number(name)
-    if rate == 0:
-        return {}
-    require_images(reading)
-    return dict(zip(DROPPED, (rate, CAPTIONS), strict=True))
-
-
-def setting(path: str, read: Callable[[Reading, str], object]) -> Convert:
-    """Return the conversion of a setting of images to the field at ``path``, unless it asks for nothing."""
+    The fields ``beside`` it are set with it.
+    """
 
     def convert(reading: Reading, name: str) -> Values:
         value = read(reading, name)
-        if not value:
+        if value == off:
             return {}
         require_images(reading)
-        return {path: value}
+        return {path: value, **(beside or {})}
 
     return convert
 
 
-def _if_on(reading: Reading, name: str, values: Values) -> Values:
-    if not reading.flag(name):
-        return {}
-    require_images(reading)
-    return values
+def if_on(values: Values, note: str = NOTE) -> Option:
+    """Return the row of a flag of images that sets ``values``."""
+
+    def convert(reading: Reading, name: str) -> Values:
+        if not reading.flag(name):
+            return {}
+        require_images(reading)
+        return values
+
+    return fields(values, convert, note=note)
+
+
+_CAPTIONS = {"data.variants.captions": CAPTIONS}
+FLIPPED = if_on({"data.variants.flip": True})
+CROPPED = if_on({"data.variants.crops": CROPS})
+SHUFFLED = if_on({"data.variants.shuffle_caption": True, **_CAPTIONS})
+DROPPED = fields(
+    ("data.variants.tag_dropout", *_CAPTIONS),
+    setting("data.variants.tag_dropout", Reading.number, beside=_CAPTIONS),
+    note=NOTE,
+)
+"""Rows of options of several trainers."""
 
 
 _ADAMW: Values = {
@@ -365,6 +365,21 @@ DEFAULTS: Mapping[str, Values] = {
 """Settings that the optimizers' packages have, by our names."""
 OPTIMIZER_FIELDS = ("optim.name", *_ADAMW)
 """The fields that the choice of an optimizer sets."""
+
+
+_PRODIGY = ("prodigy",)
+_SETTINGS: Mapping[str, tuple[str, tuple[str, ...], Callable[[Reading, str], object]]] = {
+    "beta1": ("optim.beta1", (), Reading.number),
+    "beta2": ("optim.beta2", (), Reading.number),
+    "weight_decay": ("optim.weight_decay", (), Reading.number),
+    "eps": ("optim.epsilon", ("adamw", "prodigy"), Reading.number),
+    "d_coef": ("optim.prodigy.d_coef", _PRODIGY, Reading.number),
+    "d0": ("optim.prodigy.d0", _PRODIGY, Reading.number),
+    "growth_rate": ("optim.prodigy.growth_rate", _PRODIGY, Reading.number),
+    "use_bias_correction": ("optim.prodigy.bias_correction", _PRODIGY, Reading.flag),
+    "safeguard_warmup": ("optim.prodigy.safeguard_warmup", _PRODIGY, Reading.flag),
+}
+"""Arguments of the packages' optimizers: the field, the optimizers that have it if not all, and its type."""
 
 
 @dataclass(frozen=True)
@@ -410,6 +425,14 @@ class Optimizers:
 
         return convert
 
+    def rows(self, prefix: str, names: str) -> dict[str, Option]:
+        """Return the rows of the settings ``names``, which blanks separate, of our optimizers' packages."""
+        return {
+            f"{prefix}.{name}": fields([path], self.setting(path, *only, read=read))
+            for name in names.split()
+            for path, only, read in [_SETTINGS[name]]
+        }
+
     def betas(self, reading: Reading, option: str) -> Values:
         """Return the decay rates, two numbers."""
         self._require(reading, option, ("adamw", "lion", "prodigy", "schedule_free_adamw"))
@@ -440,8 +463,7 @@ def ema(flag: str) -> Convert:
         decay = reading.number(option)
         if reading.is_on(flag):
             return {"optim.ema_decay": decay}
-        reading.notes[option] = f"only with {flag}"
-        return {}
+        return reading.noted(option, f"only with {flag}")
 
     return convert
 
@@ -524,8 +546,7 @@ def of_lines(option: str, read: Callable[[Reading, str], object] = Reading.value
         read(reading, name)
         if reading.prompt_file is None:
             raise NoCounterpartError(f"lines of sampling.prompt_file have {option}: --prompt-file")
-        reading.notes[name] = PROMPT_NOTE
-        return {}
+        return reading.noted(name, PROMPT_NOTE)
 
     return convert
 

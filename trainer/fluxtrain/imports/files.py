@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fluxtrain.contract.model_base import GROUP, join_errors, validate
+from fluxtrain.contract.model_base import GROUP, validate
 from fluxtrain.contract.resource.document import BARE_RUN, dump_yaml, parse_yaml, read_text
 from fluxtrain.contract.resource.fluxtraining import KIND, VERSION, FluxTraining
 from fluxtrain.contract.run.config import value_at
@@ -42,6 +42,7 @@ from fluxtrain.imports.table import (
     Line,
     Reading,
     Trainer,
+    changed,
     import_options,
     read_document,
 )
@@ -471,9 +472,9 @@ def import_file(
         if trainer is SIMPLETUNER and path.suffix.lower() in (".env", *_COMMANDS):
             _refuse_variables(imported.lines[Disposition.WRITTEN])
     except ConfigError as error:
-        errors = error.errors if isinstance(error, JoinedConfigError) else [error]
-        named = (ConfigError(f"{path}: {e.path}", e.given, e.allowed) for e in errors)
-        raise join_errors(named) from None
+        raise changed(
+            error, lambda each: ConfigError(f"{path}: {each.path}", each.given, each.allowed)
+        ) from None
     if trainer is KOHYA and path.suffix.lower() not in _COMMANDS:
         _require_flux(reading, path)
     return imported
@@ -530,10 +531,10 @@ def file_text(imported: Imported, name: str, source: str, gpus: int) -> str:
     return text + body
 
 
-def report(imported: Imported) -> Iterator[str]:
-    """Yield the lines that say what became of every option, by its disposition."""
-    for disposition, lines in imported.lines.items():
-        if lines:
+def report(imported: Imported, of: Iterable[Disposition] = Disposition) -> Iterator[str]:
+    """Yield the lines that say what became of every option, by its disposition ``of`` these."""
+    for disposition in of:
+        if lines := imported.lines[disposition]:
             yield f"{disposition.value}:"
             yield from (f"  {_describe(line)}" for line in lines)
 
@@ -556,10 +557,7 @@ def refuse_lost(imported: Imported, source: str) -> None:
 
 def _header(imported: Imported, source: str) -> Iterator[str]:
     yield f"By fluxtrain import-config from {_plain(source)}: options of {imported.trainer}."
-    for disposition in _LISTED:
-        if lines := imported.lines[disposition]:
-            yield f"{disposition.value}:"
-            yield from (f"  {_describe(line)}" for line in lines)
+    yield from report(imported, _LISTED)
 
 
 def _describe(line: Line) -> str:

@@ -89,7 +89,6 @@ _CONTROL = (
     "for data.images, as fluxtrain init PAIRS --base=kontext writes for PAIRS/control and PAIRS/target"
 )
 _PAIRS = "a slider"
-_DISTILLATION = "a distillation"
 _INVERSION = "textual inversion"
 _OTHER_MODEL = "another model than FLUX.1"
 _OTHER_ADAPTER = "adapters of another kind"
@@ -100,7 +99,7 @@ _ALL = (
     Kind("an IP-Adapter", r"(.*[_.])?ip_adapter.*"),
     Kind("Redux, which varies pictures", r"(.*[_.])?redux.*"),
     Kind(_PAIRS, r"(.*[_.])?sliders?([_.].*)?"),
-    Kind(_DISTILLATION, r"(.*[_.])?(distillation_method|twinflow_enabled|teacher_model\w*)"),
+    Kind("a distillation", r"(.*[_.])?(distillation_method|twinflow_enabled|teacher_model\w*)"),
     Kind("a distillation to some timesteps", "flow_custom_timesteps"),
     Kind(_INVERSION, r"(.*[_.])?(token_string|num_vectors_per_token|placeholder_token|init_word)"),
 )
@@ -152,7 +151,6 @@ KOHYA_KINDS = (
     *_ALL,
 )
 
-_ADAPTER = "adapter"
 _ADAPTERS = (
     ("Redux, which varies pictures", "redux"),
     ("an IP-Adapter", "^ip"),
@@ -164,7 +162,7 @@ _ADAPTERS = (
 AI_TOOLKIT_KINDS = (
     Kind("a job that trains nothing", "job", says("^(?!extension$|train$)")),
     *(Kind(text, r"adapter\.type", says(pattern)) for text, pattern in _ADAPTERS),
-    Kind("an adapter for pictures", r"adapter\..+", _without(f"{_ADAPTER}.type")),
+    Kind("an adapter for pictures", r"adapter\..+", _without("adapter.type")),
     *_models(r"model\.arch", ""),
     *_models(r"model\.(name_or_path|unet_path)"),
     Kind(

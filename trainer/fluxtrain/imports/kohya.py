@@ -32,17 +32,7 @@ from fluxtrain.imports.table import (
 _NO_EFFECT = "sd-scripts accepts it, and draws and weighs FLUX.1's noise without it"
 _OFFSET = f"{_NO_EFFECT}; flow.noise_offset has an effect"
 _SETTINGS = values.OPTIMIZERS
-
-
-def _setting(
-    path: str,
-    default: object = None,
-    note: str = "",
-    only: tuple[str, ...] = (),
-    read: Callable[[Reading, str], object] = Reading.number,
-) -> Option:
-    """Return the row of a setting of the optimizer in use, or of the optimizers ``only``."""
-    return fields([path], _SETTINGS.setting(path, *only, read=read), default, note)
+_RATE = _SETTINGS.setting("optim.learning_rate")
 
 
 _OPTIMIZER: Mapping[str, Option] = {
@@ -51,24 +41,19 @@ _OPTIMIZER: Mapping[str, Option] = {
     ),
     "use_8bit_adam": automatic("is optimizer_type=AdamW8bit"),
     "use_lion_optimizer": automatic("is optimizer_type=Lion"),
-    "learning_rate": _setting("optim.learning_rate", default=2e-6),
-    "unet_lr": _setting("optim.learning_rate", note="wins over learning_rate"),
+    "learning_rate": fields(["optim.learning_rate"], _RATE, 2e-6),
+    "unet_lr": fields(["optim.learning_rate"], _RATE, note="wins over learning_rate"),
     "text_encoder_lr": fields(
         [values.RATE], values.text_encoder_rate, note="over unet_lr or learning_rate"
     ),
-    "optimizer_args.weight_decay": _setting("optim.weight_decay"),
+    **_SETTINGS.rows("optimizer_args", "weight_decay"),
     "optimizer_args.betas": fields(["optim.beta1", "optim.beta2"], _SETTINGS.betas),
-    "optimizer_args.eps": _setting(
-        "optim.epsilon", only=("adamw", "prodigy", "schedule_free_adamw")
+    "optimizer_args.eps": fields(
+        ["optim.epsilon"],
+        _SETTINGS.setting("optim.epsilon", "adamw", "prodigy", "schedule_free_adamw"),
     ),
-    "optimizer_args.d_coef": _setting("optim.prodigy.d_coef", only=("prodigy",)),
-    "optimizer_args.d0": _setting("optim.prodigy.d0", only=("prodigy",)),
-    "optimizer_args.growth_rate": _setting("optim.prodigy.growth_rate", only=("prodigy",)),
-    "optimizer_args.use_bias_correction": _setting(
-        "optim.prodigy.bias_correction", only=("prodigy",), read=Reading.flag
-    ),
-    "optimizer_args.safeguard_warmup": _setting(
-        "optim.prodigy.safeguard_warmup", only=("prodigy",), read=Reading.flag
+    **_SETTINGS.rows(
+        "optimizer_args", "d_coef d0 growth_rate use_bias_correction safeguard_warmup"
     ),
     **each(
         "optimizer_args.decouple optimizer_args.relative_step optimizer_args.scale_parameter "
@@ -119,11 +104,8 @@ _OPTIMIZER: Mapping[str, Option] = {
     "mem_eff_save": missing("a checkpoint is written from a copy in host memory"),
 }
 _LENGTH: Mapping[str, Option] = {
-    "train_batch_size": fields(
-        ["schedule.global_batch_size", "parallel.micro_batch_size"],
-        common.batch(values.BATCH, values.ACCUMULATION),
-        1,
-        "times gradient_accumulation_steps and --gpus",
+    "train_batch_size": common.batch_option(
+        common.batch(), 1, "times gradient_accumulation_steps and --gpus"
     ),
     "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
     "max_train_steps": fields(["schedule.steps"], values.steps, 1600),
@@ -181,10 +163,12 @@ _FLOW: Mapping[str, Option] = {
     **each("huber_c huber_schedule huber_scale", fields([], values.huber, note="of loss_type")),
     "ip_noise_gamma": missing("the model's input is not perturbed", 0),
     "prior_loss_weight": fields(
-        ["data.prior_loss_weight"], common.prior_weight, note="of is_reg in dataset_config"
+        ["data.prior_loss_weight"],
+        common.setting("data.prior_loss_weight", Reading.number, off=1),
+        note="of is_reg in dataset_config",
     ),
     "masked_loss": automatic("data.masks; conditioning_data_dir of dataset_config is read"),
-    "alpha_mask": fields(["data.masks"], common.alpha_masks, note="the pictures' opacity"),
+    "alpha_mask": common.if_on({"data.masks": "alpha"}, "the pictures' opacity"),
 }
 
 TRAINING: Mapping[str, Option] = {**_OPTIMIZER, **_LENGTH, **_FLOW}
@@ -207,8 +191,7 @@ FIELDS = tuple(path for _, path, _, _ in SETTINGS)
 def kohya(reading: Reading, name: str) -> Values:
     """Return kohya's buckets, whose rule is that of ``data.buckets``, but for settings that are given."""
     if not reading.flag(name):
-        reading.notes[name] = "images are squares of data.image_size"
-        return {}
+        return reading.noted(name, "images are squares of data.image_size")
     others = [row for row in SETTINGS if row[0] not in reading.given]
     values = {path: read(reading, option) for option, path, read, _ in others}
     return {**values, "data.buckets.upscale": not reading.flag(_NO_UPSCALE)}
@@ -222,8 +205,7 @@ def of_kohya(path: str, read: Read) -> Convert:
         if not reading.is_on("enable_bucket"):
             raise IgnoredError("only enable_bucket uses it")
         if name == _NO_UPSCALE or name not in reading.given:
-            reading.notes[name] = "written with enable_bucket"
-            return {}
+            return reading.noted(name, "written with enable_bucket")
         if name == _STEP:
             _check_step(reading, name)
         return {path: value}
@@ -468,8 +450,8 @@ _DATA: Mapping[str, Option] = {
     "secondary_separator": missing("tags have one separator: data.variants.separator"),
     **each("enable_wildcard weighted_captions", missing("captions have no syntax of their own")),
     "caption_prefix": common.image_option("data.caption_prefix", folders=_FOLDER),
-    "shuffle_caption": fields(common.SHUFFLED, common.shuffle, note=common.NOTE),
-    "caption_tag_dropout_rate": fields(common.DROPPED, common.dropout, note=common.NOTE),
+    "shuffle_caption": common.SHUFFLED,
+    "caption_tag_dropout_rate": common.DROPPED,
     "keep_tokens": fields(
         ["data.variants.keep_tokens"],
         common.setting("data.variants.keep_tokens", Reading.whole),
@@ -480,8 +462,8 @@ _DATA: Mapping[str, Option] = {
         common.setting("data.variants.separator", Reading.text),
         note="for shuffle_caption and caption_tag_dropout_rate",
     ),
-    "flip_aug": fields(["data.variants.flip"], common.flip, note=common.NOTE),
-    "random_crop": fields(["data.variants.crops"], common.crops, note=common.NOTE),
+    "flip_aug": common.FLIPPED,
+    "random_crop": common.CROPPED,
     **each("color_aug face_crop_aug_range", missing("colours are not changed, nor faces found")),
     "cache_info": automatic("indices are kept in the folders of samples"),
     **each(

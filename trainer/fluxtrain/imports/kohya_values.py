@@ -9,7 +9,6 @@ from fluxtrain.imports import common
 from fluxtrain.imports.common import Optimizers
 from fluxtrain.imports.table import Convert, IgnoredError, NoCounterpartError, Reading, Values
 
-BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 SPLIT = "validation_split"
 _NAMES = dict.fromkeys(("adamw", "pagedadamw", "pagedadamw32bit"), "adamw")
 _NAMES |= dict.fromkeys(("adamw8bit", "pagedadamw8bit"), "adamw_8bit")
@@ -30,9 +29,9 @@ def _other_settings(reading: Reading, name: str) -> str:
     args = "optimizer_args."
     if name == "adafactor":
         settings = ("relative_step", "scale_parameter")
-        if any(not reading.has(args + it) or reading.flag(args + it) for it in settings):
+        if any(reading.flag(args + it, True) for it in settings):
             return "only with optimizer_args relative_step=False and scale_parameter=False"
-    if name == "prodigy" and reading.has(f"{args}decouple") and not reading.flag(f"{args}decouple"):
+    if name == "prodigy" and not reading.flag(f"{args}decouple", True):
         return "only with optimizer_args decouple=True"
     return ""
 
@@ -56,16 +55,14 @@ def flatten(reading: Reading) -> dict[str, object]:
 
 def base(reading: Reading) -> Values:
     """Return the preset; without a network module, all weights are trained."""
-    name = "pretrained_model_name_or_path"
-    model = reading.text(name) if reading.has(name) else ""
+    model = reading.text("pretrained_model_name_or_path", "")
     return common.preset(model, reading.has("network_module"))
 
 
 def network_kind(reading: Reading, name: str) -> Values:
     """Return the kind of adapter: networks.lora_flux, or LyCORIS' lokr and loha; others are lost."""
     if reading.text(name) == "networks.lora_flux":
-        reading.notes[name] = "adapter.kind is lora"
-        return {"adapter.kind": "lora"}
+        return reading.noted(name, "adapter.kind is lora", {"adapter.kind": "lora"})
     if _is_lycoris(reading) and (kind := common.lycoris_kind(reading, _ALGORITHM)):
         return {"adapter.kind": kind}
     if reading.text(name) == "networks.lora":
@@ -107,7 +104,7 @@ def dropout_argument(reading: Reading, name: str) -> Values:
 
 
 def _is_lycoris(reading: Reading) -> bool:
-    return reading.has("network_module") and reading.word("network_module") == "lycoris.kohya"
+    return reading.word("network_module", "") == "lycoris.kohya"
 
 
 def _is_lokr(reading: Reading) -> bool:
@@ -118,8 +115,7 @@ def network_rank(reading: Reading, name: str) -> Values:
     """Return the rank; one that is too large makes a lokr of two whole matrices."""
     value = reading.positive(name)
     if _is_whole(reading):
-        reading.notes[name] = common.WHOLE
-        return {"adapter.lokr.full_matrix": True}
+        return reading.noted(name, common.WHOLE, {"adapter.lokr.full_matrix": True})
     return {"adapter.rank": value}
 
 
@@ -142,8 +138,7 @@ def of_network(convert: Convert) -> Convert:
 
     def only(reading: Reading, name: str) -> Values:
         if not reading.has("network_module"):
-            reading.notes[name] = "without network_module, no adapter is trained"
-            return {}
+            return reading.noted(name, "without network_module, no adapter is trained")
         return convert(reading, name)
 
     return only
@@ -172,8 +167,7 @@ def swapped_blocks(reading: Reading, name: str) -> Values:
 def full_bf16(reading: Reading, name: str) -> Values:
     """Return the data type of the trained weights."""
     if not reading.flag(name):
-        reading.notes[name] = "off here too"
-        return {}
+        return reading.noted(name, "off here too")
     if reading.has("network_module"):
         raise NoCounterpartError("adapters are float32 here")
     if reading.word("mixed_precision") != "bf16":
@@ -182,7 +176,6 @@ def full_bf16(reading: Reading, name: str) -> Values:
 
 
 def schedule(reading: Reading, name: str) -> Values:
-    """Return the learning rate's schedule."""
     why = f"schedules here are {', '.join(sorted(set(SCHEDULES.values())))}"
     values: dict[str, object] = {"schedule.decay": reading.among(name, SCHEDULES, why)}
     if values["schedule.decay"] == "polynomial":
@@ -212,9 +205,7 @@ def warmup(reading: Reading, name: str) -> Values:
     number = reading.number(name)
     if not is_ratio and not 0 < number < 1:
         return {"schedule.warmup_steps": reading.whole(name)}
-    total = _steps(reading)
-    if total is None:
-        raise NoCounterpartError(common.EPOCHS + "--schedule.warmup_steps")
+    total = common.required_steps(_steps(reading), "schedule.warmup_steps")
     return {"schedule.warmup_steps": round(number * total) if is_ratio else int(number * total)}
 
 
@@ -228,15 +219,13 @@ def least_rate(reading: Reading, name: str) -> Values:
 def steps(reading: Reading, name: str) -> Values:
     """Return the number of steps, unless max_train_epochs gives it."""
     if reading.has("max_train_epochs"):
-        reading.notes[name] = "max_train_epochs wins there"
-        return {}
+        return reading.noted(name, "max_train_epochs wins there")
     return {"schedule.steps": reading.positive(name)}
 
 
 def steps_of(epochs: int, reading: Reading) -> int | None:
     """Return the optimizer steps of ``epochs`` of pictures that are not held out; None: unknown."""
-    held_out = reading.number(SPLIT) if reading.has(SPLIT) else 0.0
-    return common.steps_of(epochs, reading, BATCH, ACCUMULATION, held_out)
+    return common.steps_of(epochs, reading, held_out=reading.number(SPLIT, 0.0))
 
 
 def epochs(reading: Reading, name: str) -> Values:
@@ -258,38 +247,38 @@ def every_epochs(path: str) -> Convert:
 
     def convert(reading: Reading, name: str) -> Values:
         found = steps_of(reading.positive(name), reading)
-        if found is None:
-            raise NoCounterpartError(f"{common.EPOCHS}--{path}")
-        return {path: found}
+        return {path: common.required_steps(found, path)}
 
     return convert
 
 
 def timesteps(reading: Reading, name: str) -> Values:
     """Return the sampling of timesteps, with the numbers that it uses."""
-    kind = reading.word(name)
-    if kind == "uniform":
-        return {"flow.timestep_sampling": "uniform"}
-    if kind in ("sigmoid", "shift", "flux_shift"):
-        values: dict[str, object] = {"flow.timestep_sampling": kind}
-        values["flow.sigmoid_scale"] = reading.number("sigmoid_scale")
-        if kind == "shift":
-            values["flow.shift"] = reading.number("discrete_flow_shift")
-        return values
+    kind = reading.choice(name, "sigma", "uniform", "sigmoid", "shift", "flux_shift")
     if kind == "sigma":
         return _sigma(reading)
-    raise reading.wrong(name, "must be sigma, uniform, sigmoid, shift or flux_shift")
+    values: dict[str, object] = {"flow.timestep_sampling": kind}
+    if kind != "uniform":
+        values["flow.sigmoid_scale"] = reading.number("sigmoid_scale")
+    if kind == "shift":
+        values["flow.shift"] = reading.number("discrete_flow_shift")
+    return values
 
 
 def _sigma(reading: Reading) -> Values:
-    """Return the sampling of sigma, which is a weighting scheme's, shifted.
-
-    Its draw is an index into timesteps that fall from 1 to 0: the mean of logit_normal changes its sign.
-    """
+    """Return the sampling of sigma, which is a weighting scheme's, shifted."""
     if reading.number("discrete_flow_shift") != 1:
         raise NoCounterpartError(
             "its shifted draws have no counterpart; flow.timestep_sampling has sigmoid, shift, flux_shift"
         )
+    return draw(reading)
+
+
+def draw(reading: Reading) -> Values:
+    """Return the draw of timesteps of diffusers' weighting_scheme.
+
+    It is an index into those that fall from 1 to 0: the mean of logit_normal changes its sign.
+    """
     scheme = reading.word("weighting_scheme")
     if scheme in ("uniform", "none", "sigma_sqrt", "cosmap"):
         return {"flow.timestep_sampling": "uniform"}
@@ -308,8 +297,7 @@ def only_with(used: str, *values: str) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         reading.number(name)
         if reading.word(used) in values:
-            reading.notes[name] = f"written with {used}"
-            return {}
+            return reading.noted(name, f"written with {used}")
         raise IgnoredError(f"{used}={reading.text(used)} does not use it")
 
     return convert
@@ -317,9 +305,7 @@ def only_with(used: str, *values: str) -> Convert:
 
 def blocks(reading: Reading, name: str) -> Values:
     """Return the blocks of train_blocks: all, single or double."""
-    word = reading.word(name)
-    if word not in ("all", "single", "double"):
-        raise reading.wrong(name, "must be all, single or double")
+    word = reading.choice(name, "all", "single", "double")
     return {
         "adapter.double_blocks": "none" if word == "single" else "all",
         "adapter.single_blocks": "none" if word == "double" else "all",
@@ -340,10 +326,7 @@ def resolution(reading: Reading, name: str) -> Values:
 
 
 def tracker(reading: Reading, name: str) -> Values:
-    """Return the sinks of log_with."""
-    word = reading.word(name)
-    if word not in ("tensorboard", "wandb", "all"):
-        raise reading.wrong(name, "must be tensorboard, wandb or all")
+    word = reading.choice(name, "tensorboard", "wandb", "all")
     return common.sinks(reading, word, "log_tracker_name", "wandb_run_name", "network_train")
 
 
@@ -359,13 +342,12 @@ def scheme(reading: Reading, name: str) -> Values:
         raise reading.wrong(name, f"must be one of {', '.join(known)}")
     if reading.word("timestep_sampling") != "sigma":
         raise IgnoredError("only timestep_sampling=sigma uses it")
-    reading.notes[name] = "written with timestep_sampling"
-    return {}
+    return reading.noted(name, "written with timestep_sampling")
 
 
 def huber(reading: Reading, name: str) -> Values:
     """Return nothing: two losses use it, which have no counterpart."""
-    word = reading.word("loss_type") if reading.has("loss_type") else "l2"
+    word = reading.word("loss_type", "l2")
     if word in ("huber", "smooth_l1"):
         raise NoCounterpartError(f"is of loss_type={word}; the loss is the squared error")
     raise IgnoredError("only loss_type=huber and smooth_l1 use it")
@@ -373,13 +355,9 @@ def huber(reading: Reading, name: str) -> Values:
 
 def prediction(reading: Reading, name: str) -> Values:
     """Return nothing for raw, the velocity that is learned here."""
-    word = reading.word(name)
-    if word == "raw":
-        reading.notes[name] = "the loss is that of the velocity"
-        return {}
-    if word in ("additive", "sigma_scaled"):
-        raise NoCounterpartError("the loss is that of the velocity, which is raw there")
-    raise reading.wrong(name, "must be raw, additive or sigma_scaled")
+    if reading.choice(name, "raw", "additive", "sigma_scaled") == "raw":
+        return reading.noted(name, "the loss is that of the velocity")
+    raise NoCounterpartError("the loss is that of the velocity, which is raw there")
 
 
 FIELDS = ["adapter.clip.rank", "adapter.clip.alpha"]
@@ -396,8 +374,7 @@ _IMAGES = ("train_data_dir", "dataset_config")
 def unet_only(reading: Reading, name: str) -> Values:
     """Return the rank and alpha of CLIP's adapters, those of the transformer's, unless there are none."""
     if not _trains_clip(reading):
-        reading.notes[name] = "adapters are the transformer's only"
-        return {}
+        return reading.noted(name, "adapters are the transformer's only")
     why = "sd-scripts trains adapters of CLIP-L too, unless this is true; here "
     if reading.word("network_module") != "networks.lora_flux":
         kind = _network(reading)
@@ -414,8 +391,7 @@ def text_encoder_rate(reading: Reading, name: str) -> Values:
     """Return the factor of the learning rate of CLIP's adapters: over that of the transformer's."""
     is_trained = reading.has("network_module") and not reading.is_on(_ONLY)
     if is_trained and not _trains_clip(reading):
-        reading.notes[name] = "0 trains no text encoder"
-        return {}
+        return reading.noted(name, "0 trains no text encoder")
     return _required_rate(reading)
 
 
@@ -485,7 +461,7 @@ def _trains_clip(reading: Reading) -> bool:
     return (
         reading.has("network_module")
         and not reading.is_on(_ONLY)
-        and not (reading.has(_PRESET) and reading.text(_PRESET).startswith("unet-"))
+        and not reading.text(_PRESET, "").startswith("unet-")
         and (not reading.has("text_encoder_lr") or _text_rate(reading) > 0)
     )
 
@@ -540,11 +516,9 @@ def every_steps(reading: Reading, name: str) -> Values:
 def validation_every_epochs(reading: Reading, name: str) -> Values:
     """Return the samples between two evaluations for a number of epochs, unless steps are given too."""
     epochs = _number(reading, name)
-    if reading.has(STEPS) and reading.number(STEPS):
+    if reading.number(STEPS, 0):
         raise NoCounterpartError(f"evaluations have one interval: {STEPS}, and one at the end")
-    steps = steps_of(epochs, reading)
-    if steps is None:
-        raise NoCounterpartError(f"{common.EPOCHS}--{EVERY}")
+    steps = common.required_steps(steps_of(epochs, reading), EVERY)
     return {EVERY: _samples(reading, steps)}
 
 
@@ -560,13 +534,12 @@ def validation_seed(reading: Reading, name: str) -> Values:
     """Return nothing if it is the seed of the run, which chooses the pictures here."""
     _require_split(reading)
     if reading.has("seed") and reading.value("seed") == reading.value(name):
-        reading.notes[name] = "is the seed of the run"
-        return {}
+        return reading.noted(name, "is the seed of the run")
     raise NoCounterpartError("the seed of the run chooses the pictures, and their noise")
 
 
 def _require_split(reading: Reading) -> None:
-    if not reading.has(SPLIT) or not reading.number(SPLIT):
+    if not reading.number(SPLIT, 0):
         raise IgnoredError(f"only {SPLIT} uses it")
 
 
@@ -580,9 +553,6 @@ def _number(reading: Reading, name: str) -> int:
 
 
 def _samples(reading: Reading, steps: int) -> object:
-    found = _BATCH(reading, BATCH)["schedule.global_batch_size"]
+    found = common.batch()(reading, common.BATCH)["schedule.global_batch_size"]
     assert isinstance(found, int), "a conversion of whole numbers"
     return steps * found
-
-
-_BATCH: Convert = common.batch(BATCH, ACCUMULATION)

@@ -289,11 +289,8 @@ _LENGTH: Mapping[str, Option] = {
         1,
         "with --epoch-samples, images times repeats: steps",
     ),
-    "train_batch_size": fields(
-        ["schedule.global_batch_size", "parallel.micro_batch_size"],
-        common.batch(pictures.BATCH, pictures.ACCUMULATION),
-        4,
-        "times gradient_accumulation_steps and --gpus",
+    "train_batch_size": common.batch_option(
+        common.batch(), 4, "times gradient_accumulation_steps and --gpus"
     ),
     "gradient_accumulation_steps": automatic("is part of schedule.global_batch_size"),
     "seed": field_option("seed", Reading.whole),
@@ -343,7 +340,7 @@ _FILES: Mapping[str, Option] = {
         ["checkpoint.every_steps", "adapter_file.every_steps"], values.interval, 500
     ),
     "checkpoint_epoch_interval": missing("checkpoint.every_steps counts steps"),
-    "checkpoints_total_limit": fields(["checkpoint.keep"], values.keep, 5, "0: all"),
+    "checkpoints_total_limit": fields(["checkpoint.keep"], common.kept_checkpoints, 5, "0: all"),
     **each(
         "checkpointing_rolling_steps checkpoints_rolling_total_limit",
         automatic("snapshots in memory: checkpoint.memory_every_steps"),

@@ -20,7 +20,6 @@ from fluxtrain.imports.table import (
     read_document,
 )
 
-BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 OF_BACKEND = "backend."
 _TYPES = ("local", "aws", "huggingface")
 _OTHER_TYPES = ("csv", "memory", "parquet", "webshart")
@@ -77,8 +76,7 @@ def kind(reading: Reading, name: str) -> Values:
 
 
 def _is(reading: Reading, word: str) -> bool:
-    name = "backend.type"
-    return (reading.word(name) if reading.has(name) else "local") == word
+    return reading.word("backend.type", "local") == word
 
 
 def folder(reading: Reading, name: str) -> Values:
@@ -146,15 +144,15 @@ def captions(reading: Reading, name: str) -> Values:
         raise NoCounterpartError(elsewhere[word])
     if word not in notes:
         raise reading.wrong(name, f"must be one of {', '.join([*notes, *elsewhere])}")
-    reading.notes[name] = notes[word]
-    return {}
+    return reading.noted(name, notes[word])
 
 
 def instance_prompt(reading: Reading, name: str) -> Values:
     """Return the prefix of captions, or the caption of all pictures."""
     strategy = stated(reading, "caption_strategy")
-    is_only = reading.has(strategy) and reading.word(strategy) == "instanceprompt"
-    if is_only or reading.is_on(stated(reading, "only_instance_prompt")):
+    if reading.word(strategy, "") == "instanceprompt" or reading.is_on(
+        stated(reading, "only_instance_prompt")
+    ):
         reading.notes[name] = "for pictures without a caption; leave no text files beside them"
         return common.of_images("data.class_tokens")(reading, name)
     if reading.is_on(stated(reading, "prepend_instance_prompt")):
@@ -167,43 +165,34 @@ def instance_prompt(reading: Reading, name: str) -> Values:
 def shuffle(reading: Reading, name: str) -> Values:
     """Return the shuffled captions, of which the one as it is may be one."""
     if not reading.flag(name):
-        reading.notes[name] = "off here too"
-        return {}
+        return reading.noted(name, "off here too")
     above = name.removesuffix("enable")
 
-    def given(option: str) -> bool:
-        return reading.has(above + option)
-
-    count = reading.positive(above + "count") if given("count") else 1
-    has_original = reading.flag(above + "include_original") if given("include_original") else True
-    word = reading.word(above + "split_on") if given("split_on") else "comma"
+    count = reading.positive(above + "count", 1)
+    has_original = reading.flag(above + "include_original", True)
+    word = reading.word(above + "split_on", "comma")
     if word not in _SEPARATORS:
         raise reading.wrong(above + "split_on", f"must be one of {', '.join(_SEPARATORS)}")
     common.require_images(reading)
     values: dict[str, object] = {"data.variants.shuffle_caption": True}
     values["data.variants.captions"] = max(2, count + has_original)
-    start = above + "position_start"
-    values["data.variants.keep_tokens"] = reading.whole(start) if reading.has(start) else 0
+    values["data.variants.keep_tokens"] = reading.whole(above + "position_start", 0)
     values["data.variants.separator"] = _SEPARATORS[word]
     return values
 
 
 def is_square(reading: Reading) -> bool:
     """Return whether pictures are cut to squares."""
-    aspect = "backend.crop_aspect"
-    word = reading.word(aspect) if reading.has(aspect) else "square"
+    word = reading.word("backend.crop_aspect", "square")
     return reading.is_on("backend.crop") and word == "square"
 
 
 def crop(reading: Reading, name: str) -> Values:
     """Return several crops if their places are drawn, as they are by default."""
     if not reading.flag(name):
-        reading.notes[name] = "is part of resolution: data.buckets"
-        return {}
-    style = reading.word("backend.crop_style") if reading.has("backend.crop_style") else "random"
-    if style != "random":
-        reading.notes[name] = "is part of resolution"
-        return {}
+        return reading.noted(name, "is part of resolution: data.buckets")
+    if reading.word("backend.crop_style", "random") != "random":
+        return reading.noted(name, "is part of resolution")
     common.require_images(reading)
     return {"data.variants.crops": common.CROPS}
 
@@ -246,8 +235,7 @@ def resolution(reading: Reading, name: str) -> Values:
     largest = max(squares, key=lambda square: int(str(square["data.image_size"])))
     if is_square(reading) and len(squares) == 1:
         return largest
-    alignment = "aspect_bucket_alignment"
-    step = reading.positive(alignment) if reading.has(alignment) else 64
+    step = reading.positive("aspect_bucket_alignment", 64)
     values = {**largest, "data.buckets.step": step, "data.buckets.upscale": True}
     if len(squares) > 1:
         values["data.buckets.resolutions"] = [square["data.image_size"] for square in squares]
@@ -257,10 +245,7 @@ def resolution(reading: Reading, name: str) -> Values:
 def _square(reading: Reading, name: str, side: object) -> Values:
     """Return the square of ``side``, which is in pixels or megapixels."""
     one = Reading({name: side}, {})
-    option = stated(reading, "resolution_type")
-    word = reading.word(option)
-    if word not in ("pixel", "pixel_area", "area"):
-        raise reading.wrong(option, "must be pixel, pixel_area or area")
+    word = reading.choice(stated(reading, "resolution_type"), "pixel", "pixel_area", "area")
     if word == "area":
         number = one.number(name)
         reading.notes[name] = "the square of as many megapixels"
@@ -273,8 +258,7 @@ def _square(reading: Reading, name: str, side: object) -> Values:
 def conditions(reading: Reading, name: str) -> Values:
     """Return the folder of the masks that weigh the loss, or of the pictures that Kontext edits."""
     path = reading.text(name)
-    option = "conditioning.conditioning_type"
-    word = reading.word(option) if reading.has(option) else "controlnet"
+    word = reading.word("conditioning.conditioning_type", "controlnet")
     if re.match(REFERENCE, word):
         reading.notes[name] = "each in the size of the picture that is made of it"
         return common.of_images("data.controls", lambda *_: path)(reading, name)
@@ -320,8 +304,7 @@ def _sizes(reading: Reading) -> list[dict[str, object]]:
 
 
 def _is_guided(reading: Reading) -> bool:
-    scale = "validation_guidance_real"
-    return reading.has(scale) and reading.number(scale) > 1
+    return reading.number("validation_guidance_real", 1.0) > 1
 
 
 def negative(reading: Reading, name: str) -> Values:
@@ -336,13 +319,11 @@ def sample_size(reading: Reading, name: str) -> Values:
     """Return nothing if images are sampled in the size of the training."""
     size = reading.text(name)
     if reading.prompt_file is not None:
-        reading.notes[name] = common.PROMPT_NOTE
-        return {}
+        return reading.noted(name, common.PROMPT_NOTE)
     option = stated(reading, "resolution")
     trained = resolution(reading, option) if reading.has(option) else {}
     if size.isdecimal() and trained.get("data.image_size") == int(size):
-        reading.notes[name] = "is data.image_size"
-        return {}
+        return reading.noted(name, "is data.image_size")
     raise NoCounterpartError("is data.image_size; lines of sampling.prompt_file have --w and --h")
 
 
@@ -358,12 +339,10 @@ def sample_epochs(reading: Reading, name: str) -> Values:
     epochs = reading.whole(name)
     if not epochs:
         raise IgnoredError("0 asks for none")
-    if reading.has(STEPS) and reading.number(STEPS):
+    if reading.number(STEPS, 0):
         raise NoCounterpartError(f"images have one interval: {STEPS}")
-    steps = common.steps_of(epochs, reading, BATCH, ACCUMULATION)
-    if steps is None:
-        raise NoCounterpartError(f"{common.EPOCHS}--sampling.every_steps")
-    return {"sampling.every_steps": steps}
+    steps = common.steps_of(epochs, reading)
+    return {"sampling.every_steps": common.required_steps(steps, "sampling.every_steps")}
 
 
 def sample_at_start(reading: Reading, name: str) -> Values:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from fluxtrain.errors import ConfigError
 from fluxtrain.imports import common
 from fluxtrain.imports.common import SELECTION_FIELDS, selection
-from fluxtrain.imports.simpletuner_pictures import ACCUMULATION, BATCH
 from fluxtrain.imports.table import (
     Convert,
     IgnoredError,
@@ -88,9 +87,8 @@ def base(reading: Reading) -> Values:
     """Return the preset; peft's adapters are those of diffusers' layers."""
     if not reading.has("model_family"):
         raise reading.wrong("model_family", "must be given, and flux")
-    flavour = reading.text("model_flavour") if reading.has("model_flavour") else ""
-    name = "pretrained_model_name_or_path"
-    path = reading.text(name) if reading.has(name) else ""
+    flavour = reading.text("model_flavour", "")
+    path = reading.text("pretrained_model_name_or_path", "")
     if not _is_adapter(reading):
         return common.preset(flavour or path, False)
     files: dict[str, object] = {"adapter.split_qkv": True, "adapter_file.layout": "diffusers"}
@@ -101,9 +99,7 @@ def base(reading: Reading) -> Values:
 
 def model_type(reading: Reading, name: str) -> Values:
     """Return the kind of adapter, or nothing for full."""
-    if reading.word(name) not in ("lora", "full"):
-        raise reading.wrong(name, "must be lora or full")
-    return {"adapter.kind": "lora"} if _is_adapter(reading) else {}
+    return {"adapter.kind": "lora"} if reading.choice(name, "lora", "full") == "lora" else {}
 
 
 def of_adapter(convert: Convert) -> Convert:
@@ -146,7 +142,6 @@ def target(reading: Reading, name: str) -> Values:
 
 
 def layout(reading: Reading, name: str) -> Values:
-    """Return the layout of the adapter's files."""
     known = {"diffusers": "diffusers", "comfyui": "bfl"}
     why = "layouts are kohya, diffusers, ai-toolkit and bfl"
     return {"adapter_file.layout": reading.among(name, known, why)}
@@ -158,7 +153,6 @@ def is_known(reading: Reading) -> bool:
 
 
 def optimizer(reading: Reading, name: str) -> Values:
-    """Return the optimizer."""
     why = "here adamw, with the preset's learning rate"
     found, word = reading.among(name, OPTIMIZERS, why), reading.word(name)
     if found == "lion":
@@ -219,30 +213,27 @@ def lr_end(reading: Reading, name: str) -> Values:
     reading.number(name)
     if reading.word("lr_scheduler") != "polynomial":
         raise IgnoredError("only polynomial uses it")
-    reading.notes[name] = "written with lr_scheduler"
-    return {}
+    return reading.noted(name, "written with lr_scheduler")
 
 
 def steps(reading: Reading, name: str) -> Values:
     """Return the number of steps; 0 stands for num_train_epochs."""
     if reading.whole(name) == 0:
-        reading.notes[name] = "0 stands for num_train_epochs"
-        return {}
+        return reading.noted(name, "0 stands for num_train_epochs")
     return {"schedule.steps": reading.whole(name)}
 
 
 def epochs(reading: Reading, name: str) -> Values:
     """Return the epochs, or their steps if the samples of one are known; max_train_steps wins."""
-    if reading.has("max_train_steps") and reading.whole("max_train_steps") > 0:
+    if reading.whole("max_train_steps", 0) > 0:
         raise IgnoredError("max_train_steps wins")
-    if reading.number(name) <= 0:
+    number = reading.number(name)
+    if number <= 0:
         raise reading.wrong(name, "must be above 0, or max_train_steps must be")
-    found = common.steps_of(reading.number(name), reading, BATCH, ACCUMULATION)
-    if found is not None:
-        return {"schedule.steps": found}
-    if not reading.number(name).is_integer():
-        raise NoCounterpartError(common.EPOCHS + "--schedule.steps")
-    return {"schedule.epochs": int(reading.number(name))}
+    found = common.steps_of(number, reading)
+    if found is None and number.is_integer():
+        return {"schedule.epochs": int(number)}
+    return {"schedule.steps": common.required_steps(found, "schedule.steps")}
 
 
 def timesteps(reading: Reading, name: str) -> Values:
@@ -272,8 +263,7 @@ def timesteps(reading: Reading, name: str) -> Values:
 
 def of_timesteps(reading: Reading, name: str) -> Values:
     """Return nothing: flow_schedule_shift writes it."""
-    reading.notes[name] = "written with flow_schedule_shift"
-    return {}
+    return reading.noted(name, "written with flow_schedule_shift")
 
 
 def guidance(reading: Reading, name: str) -> Values:
@@ -287,22 +277,14 @@ def recomputation(reading: Reading, name: str) -> Values:
     """Return the fraction of blocks that recompute, one of gradient_checkpointing_interval."""
     if not reading.flag(name):
         return {"parallel.activation_checkpointing": 0.0}
-    interval = "gradient_checkpointing_interval"
-    every = reading.positive(interval) if reading.has(interval) else 1
+    every = reading.positive("gradient_checkpointing_interval", 1)
     return {"parallel.activation_checkpointing": 1 / every}
 
 
-def keep(reading: Reading, name: str) -> Values:
-    """Return the number of checkpoints; 0 stands for all."""
-    return {"checkpoint.keep": reading.whole(name) or 10_000}
-
-
 def tracker(reading: Reading, name: str) -> Values:
-    """Return the sinks of report_to."""
     word = reading.word(name)
     if word == "none":
-        reading.notes[name] = "metrics.jsonl has the same"
-        return {}
+        return reading.noted(name, "metrics.jsonl has the same")
     if word not in ("tensorboard", "wandb", "all"):
         raise NoCounterpartError("logging has tensorboard and wandb")
     options = ("tracker_project_name", "tracker_run_name")
@@ -355,7 +337,7 @@ _LYCORIS_TARGETS, _FACTORS = (
 
 def is_lycoris(reading: Reading) -> bool:
     """Return whether adapters are LyCORIS' there."""
-    return reading.has("lora_type") and reading.word("lora_type") == "lycoris"
+    return reading.word("lora_type", "standard") == "lycoris"
 
 
 def _kind(reading: Reading) -> str | None:
@@ -363,13 +345,8 @@ def _kind(reading: Reading) -> str | None:
 
 
 def lora_type(reading: Reading, name: str) -> Values:
-    """Return the kind of adapter."""
-    word = reading.word(name)
-    if word not in ("standard", "lycoris"):
-        raise reading.wrong(name, "must be standard or lycoris")
-    if word == "standard":
-        reading.notes[name] = "adapter.kind is lora"
-        return {}
+    if reading.choice(name, "standard", "lycoris") == "standard":
+        return reading.noted(name, "adapter.kind is lora")
     if not reading.has("lycoris.algo"):
         text = "its file, whose algo says what is trained, was not found beside this one"
         raise ConfigError("lycoris_config", reading.value("lycoris_config"), text)
@@ -406,8 +383,7 @@ def _rank(reading: Reading, name: str) -> Values:
     if _is_full(reading):
         raise IgnoredError("full_matrix ignores it")
     if _is_whole(reading, value):
-        reading.notes[name] = common.WHOLE
-        return {"adapter.lokr.full_matrix": True}
+        return reading.noted(name, common.WHOLE, {"adapter.lokr.full_matrix": True})
     return {"adapter.rank": value}
 
 

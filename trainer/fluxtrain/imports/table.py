@@ -54,13 +54,14 @@ class Reading:
         """Return whether ``name`` has a value, given or by default."""
         return self.value(name) is not None
 
-    def value(self, name: str) -> object:
-        """Return the value of ``name`` as it is; None if there is none."""
-        return self.given[name] if name in self.given else self.defaults.get(name)
+    def value(self, name: str, default: object = None) -> object:
+        """Return the value of ``name`` as it is, ``default`` if there is none; those below do so too."""
+        value = self.given.get(name, self.defaults.get(name))
+        return default if value is None else value
 
-    def number(self, name: str) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         """Return the value of ``name`` as a finite number."""
-        value = self.value(name)
+        value = self.value(name, default)
         if isinstance(value, str):
             try:
                 value = float(value)
@@ -76,17 +77,17 @@ class Reading:
             raise self.wrong(name, "must be a finite number")
         return number
 
-    def whole(self, name: str) -> int:
+    def whole(self, name: str, default: int | None = None) -> int:
         """Return the value of ``name`` as a whole number that is not negative."""
-        return self._at_least(0, name)
+        return self._at_least(0, name, default)
 
-    def positive(self, name: str) -> int:
+    def positive(self, name: str, default: int | None = None) -> int:
         """Return the value of ``name`` as a whole number above 0."""
-        return self._at_least(1, name)
+        return self._at_least(1, name, default)
 
-    def flag(self, name: str) -> bool:
+    def flag(self, name: str, default: bool | None = None) -> bool:
         """Return the value of ``name`` as true or false."""
-        value = self.value(name)
+        value = self.value(name, default)
         value = _FLAGS.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(value, bool):
             raise self.wrong(name, "must be true or false")
@@ -94,18 +95,27 @@ class Reading:
 
     def is_on(self, name: str) -> bool:
         """Return whether the flag ``name`` is given and true."""
-        return self.has(name) and self.flag(name)
+        return self.flag(name, False)
 
-    def text(self, name: str) -> str:
+    def text(self, name: str, default: str | None = None) -> str:
         """Return the value of ``name`` as text; a number is one too."""
         value = self.value(name)
+        if value is None and default is not None:
+            return default
         if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
             raise self.wrong(name, "must be text")
         return str(value)
 
-    def word(self, name: str) -> str:
+    def word(self, name: str, default: str | None = None) -> str:
         """Return the value of ``name`` as text in lower case."""
-        return self.text(name).lower()
+        return self.text(name, default).lower()
+
+    def choice(self, name: str, *words: str) -> str:
+        """Return the value of ``name``, one of ``words`` in any case."""
+        word = self.word(name)
+        if word not in words:
+            raise self.wrong(name, f"must be {', '.join(words[:-1])} or {words[-1]}")
+        return word
 
     def texts(self, name: str) -> list[str]:
         """Return the value of ``name`` as a list of texts."""
@@ -136,11 +146,16 @@ class Reading:
             raise NoCounterpartError(why)
         return known[word]
 
-    def _at_least(self, least: int, name: str) -> int:
-        number = self.number(name)
+    def _at_least(self, least: int, name: str, default: int | None) -> int:
+        number = self.number(name, default)
         if number < least or not number.is_integer():
             raise self.wrong(name, f"must be a whole number, {least} or more")
         return int(number)
+
+    def noted(self, name: str, note: str, values: Values | None = None) -> Values:
+        """Return ``values`` of the option ``name``, none by default, with the remark ``note``."""
+        self.notes[name] = note
+        return values or {}
 
     def wrong(self, name: str, allowed: str) -> ConfigError:
         """Return the error for the value of ``name``."""
@@ -449,21 +464,24 @@ def _nested(values: Values) -> dict[str, Any]:
 
 def _resolved(run: Mapping[str, Any], sources: Mapping[str, Line]) -> RunConfig:
     """Return what ``run`` resolves to; errors name the one of ``sources`` that a wrong field came from."""
+
+    def with_source(error: ConfigError) -> ConfigError:
+        if (line := sources.get(error.path)) is None:
+            return error
+        path = error.path.removeprefix("spec.run.")
+        return ConfigError(line.option, line.value, f"{path} {error.allowed}")
+
     try:
         return resolve(run)
     except ConfigError as error:
-        found = error.errors if isinstance(error, JoinedConfigError) else [error]
-        raise join_errors(_with_sources(found, sources)) from None
+        raise changed(error, with_source) from None
 
 
-def _with_sources(errors: list[ConfigError], sources: Mapping[str, Line]) -> Iterator[ConfigError]:
-    for error in errors:
-        line = sources.get(error.path)
-        if line is None:
-            yield error
-        else:
-            path = error.path.removeprefix("spec.run.")
-            yield ConfigError(line.option, line.value, f"{path} {error.allowed}")
+def changed(error: ConfigError, change: Callable[[ConfigError], ConfigError]) -> ConfigError:
+    """Return ``error``, of which ``change`` is made to each of the errors that it joins."""
+    return join_errors(
+        map(change, error.errors if isinstance(error, JoinedConfigError) else [error])
+    )
 
 
 _DEEPEST = 32

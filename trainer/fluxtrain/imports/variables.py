@@ -13,7 +13,7 @@ from typing import Any
 
 from fluxtrain.contract.model_base import closest, join_errors
 from fluxtrain.contract.run.config import RunConfig, value_at
-from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, in_yaml_words
+from fluxtrain.errors import UNSET, ConfigError, in_yaml_words
 from fluxtrain.imports import common
 from fluxtrain.imports.kohya import KOHYA
 from fluxtrain.imports.kohya_values import OPTIMIZERS
@@ -25,6 +25,7 @@ from fluxtrain.imports.table import (
     Reading,
     Trainer,
     automatic,
+    changed,
     field_option,
     fields,
     import_options,
@@ -168,8 +169,9 @@ def import_variables(
         reading = Reading(given, {}, processes, epoch_samples)
         found = import_options(GUIDE, reading, overrides)
     except ConfigError as error:
-        errors = error.errors if isinstance(error, JoinedConfigError) else [error]
-        raise join_errors(_renamed(errors, names)) from None
+        raise changed(
+            error, lambda each: ConfigError(_shown(each.path, names), each.given, each.allowed)
+        ) from None
     lines = {
         disposition: [replace(line, option=_shown(line.option, names)) for line in lines]
         for disposition, lines in found.lines.items()
@@ -223,11 +225,6 @@ def _cycles(given: Mapping[str, object]) -> dict[str, str]:
     if option in given or not restarts or not epochs.isdecimal():
         return {}
     return {option: str(max(int(epochs) // 3, 1))}
-
-
-def _renamed(errors: list[ConfigError], names: Mapping[str, str]) -> Iterator[ConfigError]:
-    for error in errors:
-        yield ConfigError(_shown(error.path, names), error.given, error.allowed)
 
 
 def _shown(option: str, names: Mapping[str, str]) -> str:

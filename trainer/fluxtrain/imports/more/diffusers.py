@@ -42,8 +42,7 @@ def _is_lora(reading: Reading) -> bool:
 
 
 def _base(reading: Reading) -> Values:
-    name = "pretrained_model_name_or_path"
-    model = reading.text(name) if reading.has(name) else ""
+    model = reading.text("pretrained_model_name_or_path", "")
     if not _is_lora(reading):
         return {
             **common.preset(model, False),
@@ -97,8 +96,7 @@ def _of_prodigy(reading: Reading, name: str) -> Values:
         raise IgnoredError("only prodigy uses it")
     if name == "prodigy_beta3":
         raise NoCounterpartError("the square root of beta2")
-    reading.notes[name] = "true, as any value there"
-    return {}
+    return reading.noted(name, "true, as any value there")
 
 
 def _rate(reading: Reading, name: str) -> Values:
@@ -112,22 +110,10 @@ def _rate(reading: Reading, name: str) -> Values:
 
 
 def _scheme(reading: Reading, name: str) -> Values:
-    """Return the draw of timesteps, an index into those that fall from 1 to 0, and the loss's weight."""
-    word = reading.word(name)
-    weight = {"flow.loss_weighting": word if word in ("sigma_sqrt", "cosmap") else "none"}
-    if word == "logit_normal":
-        numbers = (-reading.number("logit_mean"), reading.number("logit_std"))
-        draws = dict(zip(("flow.logit_mean", "flow.logit_std"), numbers, strict=True))
-        return {"flow.timestep_sampling": word, **draws, **weight}
-    if word == "mode":
-        return {
-            "flow.timestep_sampling": word,
-            "flow.mode_scale": reading.number("mode_scale"),
-            **weight,
-        }
-    if word not in ("none", "sigma_sqrt", "cosmap"):
-        raise reading.wrong(name, "must be none, sigma_sqrt, logit_normal, mode or cosmap")
-    return {"flow.timestep_sampling": "uniform", **weight}
+    """Return the draw of timesteps, and the loss's weight."""
+    word = reading.choice(name, "none", "sigma_sqrt", "logit_normal", "mode", "cosmap")
+    weight = word if word in ("sigma_sqrt", "cosmap") else "none"
+    return {**kohya_values.draw(reading), "flow.loss_weighting": weight}
 
 
 def _layers(reading: Reading, name: str) -> Values:
@@ -139,8 +125,7 @@ def _layers(reading: Reading, name: str) -> Values:
 
 def _captions(reading: Reading, name: str) -> Values:
     if reading.has("caption_column"):
-        reading.notes[name] = "caption_column has the captions"
-        return {}
+        return reading.noted(name, "caption_column has the captions")
     reading.notes[name] = "for pictures without a caption; leave no text files beside them"
     if reading.value(name) == "":
         return {}
@@ -181,12 +166,8 @@ def _clip(reading: Reading, name: str) -> Values:
 def _epochs_of_samples(reading: Reading, name: str) -> Values:
     if not reading.has("validation_prompt"):
         raise IgnoredError("only with validation_prompt")
-    found = common.steps_of(
-        reading.positive(name), reading, kohya_values.BATCH, kohya_values.ACCUMULATION
-    )
-    if found is None:
-        raise NoCounterpartError(f"{common.EPOCHS}--sampling.every_steps")
-    return {"sampling.every_steps": found}
+    found = common.steps_of(reading.positive(name), reading)
+    return {"sampling.every_steps": common.required_steps(found, "sampling.every_steps")}
 
 
 def _prompt(reading: Reading, name: str) -> Values:

@@ -26,7 +26,7 @@ from fluxtrain.imports.table import (
     set_outside,
 )
 
-_BATCH, _ACCUMULATION = "batch_size", "gradient_accumulation_steps"
+_BATCH = "batch_size"
 _SCHEDULER, _TIMESTEPS = "learning_rate_scheduler", "timestep_distribution"
 _IMAGES = ("concepts.path",)
 _MORE = "concepts.more"
@@ -137,7 +137,7 @@ def _flux(reading: Reading, name: str) -> Values:
 
 def _rate(reading: Reading, name: str) -> Values:
     own = "transformer.learning_rate"
-    if reading.has("learning_rate_scaler") and reading.word("learning_rate_scaler") != "none":
+    if reading.word("learning_rate_scaler", "none") != "none":
         raise NoCounterpartError("optim.learning_rate is used as it is")
     return {"optim.learning_rate": reading.number(own if reading.has(own) else name)}
 
@@ -158,16 +158,18 @@ def _warmup(reading: Reading, name: str) -> Values:
     """Return the optimizer's steps: batches there, or up to 1 a part of all steps."""
     number = reading.number(name)
     if number > 1:
-        return {"schedule.warmup_steps": int(number / reading.positive(_ACCUMULATION))}
-    total = common.steps_of(reading.positive("epochs"), reading, _BATCH, _ACCUMULATION)
-    if number > 0 and total is None:
-        raise NoCounterpartError(common.EPOCHS + "--schedule.warmup_steps")
-    return {"schedule.warmup_steps": int(number * total) if number > 0 and total else 0}
+        return {"schedule.warmup_steps": int(number / reading.positive(common.ACCUMULATION))}
+    total = common.steps_of(reading.positive("epochs"), reading, _BATCH)
+    if number <= 0:
+        return {"schedule.warmup_steps": 0}
+    return {
+        "schedule.warmup_steps": int(number * common.required_steps(total, "schedule.warmup_steps"))
+    }
 
 
 def _epochs(reading: Reading, name: str) -> Values:
     epochs = reading.positive(name)
-    found = common.steps_of(epochs, reading, _BATCH, _ACCUMULATION)
+    found = common.steps_of(epochs, reading, _BATCH)
     return {"schedule.epochs": epochs} if found is None else {"schedule.steps": found}
 
 
@@ -215,8 +217,7 @@ def _layers(reading: Reading, name: str) -> Values:
 
 def _preset(reading: Reading, name: str) -> Values:
     if reading.has("layer_filter"):
-        reading.notes[name] = "layer_filter has its layers"
-        return {}
+        return reading.noted(name, "layer_filter has its layers")
     if reading.word(name) == "full":
         raise NoCounterpartError(
             "the blocks' layers alone have adapters; there those around them too"
@@ -232,8 +233,7 @@ def _small_base(reading: Reading, name: str) -> Values:
     if not _is_lora(reading) and word != "float_32":
         raise NoCounterpartError("precision.weights is float32 or bfloat16")
     if word in _TYPES:
-        reading.notes[name] = "frozen weights are in precision.compute"
-        return {}
+        return reading.noted(name, "frozen weights are in precision.compute")
     if word != "float_8":
         raise NoCounterpartError(
             "frozen weights are in precision.compute, or adapter.base_dtype: fp8"
@@ -287,11 +287,10 @@ def _every(field: str, unit: str) -> Callable[[Reading, str], Values]:
     def convert(reading: Reading, name: str) -> Values:
         word = reading.word(unit)
         if word == "never":
-            reading.notes[name] = "never"
-            return {}
+            return reading.noted(name, "never")
         if word != "step":
             raise NoCounterpartError(f"{field} counts steps; this is in units of {word}")
-        return {field: max(reading.positive(name) // reading.positive(_ACCUMULATION), 1)}
+        return {field: max(reading.positive(name) // reading.positive(common.ACCUMULATION), 1)}
 
     return convert
 
@@ -303,13 +302,12 @@ def _image(path: str, read: Callable[[Reading, str], object]) -> Option:
 def _concept_file(reading: Reading, name: str) -> Values:
     if not reading.has("concepts.path"):
         raise NoCounterpartError("was not found; data.images=FOLDER names the pictures")
-    reading.notes[name] = "its concepts are read"
-    return {}
+    return reading.noted(name, "its concepts are read")
 
 
 def _repeats(reading: Reading, name: str) -> object:
-    number, strategy = reading.number(name), "concepts.balancing_strategy"
-    if reading.has(strategy) and reading.word(strategy) != "repeats":
+    number = reading.number(name)
+    if reading.word("concepts.balancing_strategy", "repeats") != "repeats":
         raise NoCounterpartError("data.repeats counts repeats of all pictures, not samples")
     if number < 1 or not number.is_integer():
         raise NoCounterpartError("data.repeats is a whole number")
@@ -345,24 +343,15 @@ _OPTIONS: Mapping[str, Option] = {
            replace(missing("T5 is frozen; adapter.clip trains CLIP, beside data.images"), default=True)),
     "learning_rate": fields(["optim.learning_rate"], _rate, 3e-6, "transformer.learning_rate wins"),
     "optimizer.optimizer": fields(common.OPTIMIZER_FIELDS, OPTIMIZERS.convert, "ADAMW"),
-    **{f"optimizer.{name}": fields([path], OPTIMIZERS.setting(path, *only, read=read))
-       for name, path, only, read in (
-           ("beta1", "optim.beta1", (), Reading.number),
-           ("beta2", "optim.beta2", (), Reading.number),
-           ("weight_decay", "optim.weight_decay", (), Reading.number),
-           ("eps", "optim.epsilon", ("adamw", "prodigy"), Reading.number),
-           ("d0", "optim.prodigy.d0", ("prodigy",), Reading.number),
-           ("d_coef", "optim.prodigy.d_coef", ("prodigy",), Reading.number),
-           ("use_bias_correction", "optim.prodigy.bias_correction", ("prodigy",), Reading.flag),
-           ("safeguard_warmup", "optim.prodigy.safeguard_warmup", ("prodigy",), Reading.flag))},
+    **OPTIMIZERS.rows("optimizer", "beta1 beta2 weight_decay eps d0 d_coef use_bias_correction "
+                      "safeguard_warmup"),
     **each("optimizer.fused optimizer.foreach optimizer.fused_back_pass optimizer.stochastic_rounding "
            "optimizer.decouple", automatic("the update is the same")),
     "learning_rate_scheduler": fields(
         ["schedule.decay", "schedule.min_learning_rate", "schedule.cycles"], _schedule, "CONSTANT"),
     "learning_rate_warmup_steps": fields(["schedule.warmup_steps"], _warmup, 200, "batches there"),
     "epochs": fields(["schedule.epochs", "schedule.steps"], _epochs, 100, "with --epoch-samples: steps"),
-    _BATCH: fields(["schedule.global_batch_size", "parallel.micro_batch_size"],
-                   common.batch(_BATCH, _ACCUMULATION), 1, "times accumulation and --gpus"),
+    _BATCH: common.batch_option(common.batch(_BATCH), 1, "times accumulation and --gpus"),
     **{f"optimizer.{name}": missing("Adafactor has its usual settings", usual)
        for name, usual in (("clip_threshold", 1.0), ("decay_rate", -0.8), ("eps2", 0.001))},
     "clip_grad_norm": field_option("optim.max_grad_norm", Reading.number, 1.0),
@@ -420,7 +409,7 @@ _OPTIONS: Mapping[str, Option] = {
     **{name: replace(automatic(f"is part of {of}"), default=default) for name, of, default in (
         ("weight_dtype", "transformer.weight_dtype", "FLOAT_32"), ("learning_rate_cycles", _SCHEDULER, 1),
         ("learning_rate_min_factor", _SCHEDULER, 0.0), ("aspect_ratio_bucketing", "resolution", True),
-        (_ACCUMULATION, "schedule.global_batch_size", 1), ("timestep_shift", _TIMESTEPS, 1.0),
+        (common.ACCUMULATION, "schedule.global_batch_size", 1), ("timestep_shift", _TIMESTEPS, 1.0),
         ("noising_weight", _TIMESTEPS, 0.0), ("noising_bias", _TIMESTEPS, 0.0), ("ema_decay", "ema", 0.999),
         ("ema_update_step_interval", "ema", 5), ("backup_after_unit", "backup_after", "MINUTE"),
         ("save_every_unit", "save_every", "NEVER"))},

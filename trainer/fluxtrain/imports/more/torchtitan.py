@@ -47,16 +47,12 @@ def is_of_mlperf(options: Mapping[str, object]) -> bool:
 
 def _samples(reading: Reading) -> int:
     """Return the samples of a step on all GPUs."""
-    if reading.has("training.global_batch_size") and (
-        size := int(reading.number("training.global_batch_size"))
-    ) not in (0, -1):
+    if (size := int(reading.number("training.global_batch_size", -1))) not in (0, -1):
         return size
     degree = "parallelism.data_parallel_"
     replicas, shards = (
-        int(reading.number(f"{degree}{kind}_degree"))
-        if reading.has(f"{degree}{kind}_degree")
-        else d
-        for kind, d in (("replicate", 1), ("shard", -1))
+        int(reading.number(f"{degree}{kind}_degree", usual))
+        for kind, usual in (("replicate", 1), ("shard", -1))
     )
     others = [f"parallelism.{it}_parallel_degree" for it in ("tensor", "context", "pipeline")]
     ranks = reading.processes
@@ -88,8 +84,8 @@ def _dropout(reading: Reading, name: str) -> Values:
 
 
 def _decay(reading: Reading, name: str) -> Values:
-    ratio, kind = "lr_scheduler.decay_ratio", "lr_scheduler.decay_type"
-    part = reading.number(ratio) if reading.has(ratio) else 1.0
+    kind = "lr_scheduler.decay_type"
+    part = reading.number("lr_scheduler.decay_ratio", 1.0)
     if part == 0:
         return {"schedule.decay": "constant"}
     why = "the learning rate decays linearly or as a cosine"
@@ -100,12 +96,12 @@ def _decay(reading: Reading, name: str) -> Values:
 
 
 def _lowest(reading: Reading, name: str) -> Values:
-    rate = reading.number("optimizer.lr") if reading.has("optimizer.lr") else 8e-4
+    rate = reading.number("optimizer.lr", 8e-4)
     return {"schedule.min_learning_rate": reading.number(name) * rate}
 
 
 def _warmup(reading: Reading, name: str) -> Values:
-    steps = reading.whole("training.steps") if reading.has("training.steps") else 10**9
+    steps = reading.whole("training.steps", 10**9)
     return {"schedule.warmup_steps": min(reading.whole(name), steps)}
 
 
@@ -151,11 +147,9 @@ def _evaluated(reading: Reading, name: str) -> Values:
 
 def _validated(reading: Reading, name: str) -> Values:
     if not _is_validated(reading):
-        reading.notes[name] = "only with validation.enable"
-        return {}
+        return reading.noted(name, "only with validation.enable")
     steps = reading.positive(name)
-    count = "validation.save_img_count"
-    pictures = int(reading.number(count)) if reading.has(count) else 1
+    pictures = int(reading.number("validation.save_img_count", 1))
     shown: dict[str, object] = {"sampling.every_steps": steps if pictures else 0}
     shown |= {"sampling.num_prompts": min(pictures, 64)} if pictures > 0 else {}
     return {"evaluation.every_samples": steps * _samples(reading), **shown}
@@ -167,14 +161,9 @@ def _validation(why: str, off: object) -> Convert:
     def convert(reading: Reading, name: str) -> Values:
         if _is_validated(reading) and reading.value(name) != off:
             raise NoCounterpartError(why)
-        reading.notes[name] = "no evaluation, or the same one"
-        return {}
+        return reading.noted(name, "no evaluation, or the same one")
 
     return convert
-
-
-def _kept(reading: Reading, name: str) -> Values:
-    return {"checkpoint.keep": reading.whole(name) or 10_000}
 
 
 def _interval(reading: Reading, name: str) -> Values:
@@ -319,7 +308,7 @@ _OPTIONS: Mapping[str, Option] = {
     "validation.all_timesteps": fields(
         [], _validation("a sample is evaluated at one of eight timesteps", False), note="false is as here"),
     "checkpoint.interval": fields(["checkpoint.every_steps"], _interval, 500),
-    "checkpoint.keep_latest_k": fields(["checkpoint.keep"], _kept, 10, "0: 10000"),
+    "checkpoint.keep_latest_k": fields(["checkpoint.keep"], common.kept_checkpoints, 10, "0: 10000"),
     "checkpoint.async_mode": field_option(
         "checkpoint.asynchronous", lambda it, name: it.word(name) != "disabled", "disabled"),
     "checkpoint.initial_load_path": fields(["initial_weights"], _initial, note="with initial_load_in_hf"),
