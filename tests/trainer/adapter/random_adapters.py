@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from fluxtrain.adapter.updates import Adapter
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.layers import adapted_layers
+from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.progress import Alive
 
 MODEL = ModelConfig(
     hidden_size=64, num_heads=2, axes_dim=(8, 12, 12), depth=2, depth_single_blocks=3
@@ -33,6 +36,22 @@ def adapter_of(config: AdapterConfig, model: ModelConfig = MODEL) -> Adapter:
     return trained_adapter(layers, tensors)
 
 
+class Base:
+    """Weights of the model in memory."""
+
+    path, model = Path("base"), MODEL
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = tensors
+        self.shapes = {name: tuple(each.shape) for name, each in tensors.items()}
+
+    def verify(self, world: World, alive: Alive) -> None:
+        """Verify nothing."""
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, self.tensors[name]) for name in names)
+
+
 def written(folder: Path, adapter: Adapter, layout: Layout, dtype: torch.dtype) -> Path:
     path = folder / "style.safetensors"
     write_adapter(path, adapter, layout, dtype, is_dev=True)
@@ -41,3 +60,10 @@ def written(folder: Path, adapter: Adapter, layout: Layout, dtype: torch.dtype) 
 
 def largest_difference(ours: Tensor, theirs: Tensor) -> float:
     return (ours - theirs).abs().max().item()
+
+
+def require_same(ours: Adapter, theirs: Adapter, tolerance: float = 1e-6) -> None:
+    """Assert that both change the same layers in the same way."""
+    assert ours.keys() == theirs.keys()
+    for layer, update in ours.items():
+        assert largest_difference(update.delta(), theirs[layer].delta()) < tolerance, layer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from tests.trainer.adapter.dialects import (
     rand,
     with_more,
 )
-from tests.trainer.adapter.random_adapters import MODEL
+from tests.trainer.adapter.random_adapters import MODEL, Base
 from torch import Tensor
 
 from fluxtrain.adapter.file import LAYOUTS, describe_file, read_adapter, write_adapter
@@ -36,8 +35,6 @@ from fluxtrain.contract.run.adapter import ClipAdapterConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.encode.text import TextModel
 from fluxtrain.errors import EXIT_OK, DataError
-from fluxtrain.parallel.distributed import World
-from fluxtrain.runtime.progress import Alive
 from fluxtrain.runtime.safetensors import identify
 
 pytestmark = pytest.mark.slow
@@ -45,21 +42,9 @@ pytestmark = pytest.mark.slow
 TOLERANCE = 1e-5
 
 
-class Base:
-    """The model's weights in memory."""
-
-    path, model, shapes = Path("base"), MODEL, SHAPES
-
-    def verify(self, world: World, alive: Alive) -> None:
-        """Verify nothing."""
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, WEIGHTS[name]) for name in names)
-
-
 def merged(path: Path) -> dict[str, Tensor]:
     """Return the tensors that the adapter at ``path`` changes, with its update."""
-    weights = MergedWeights(Base(), [(read_adapter(path, skip_unknown=True), 1.0)])
+    weights = MergedWeights(Base(WEIGHTS), [(read_adapter(path, skip_unknown=True), 1.0)])
     found = dict(weights.read(list(SHAPES)))
     return {name: each for name, each in found.items() if each is not WEIGHTS[name]}
 
@@ -223,7 +208,7 @@ def attempt(use: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def _sampled(path: Path) -> bool:
-    weights = MergedWeights(Base(), [(read_adapter(path, skip_unknown=True), 1.0)])
+    weights = MergedWeights(Base(WEIGHTS), [(read_adapter(path, skip_unknown=True), 1.0)])
     is_changed = any(each is not WEIGHTS[name] for name, each in weights.read(list(SHAPES)))
     before, added = clip_model(64), clip_adapters(weights)
     after = updated_clip(TextModel(None, before, 77), added).encoder.state_dict() if added else {}

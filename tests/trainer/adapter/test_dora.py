@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,13 @@ from benchmarks.adapters.other_loaders import comfy_keys, diffusers_model
 from benchmarks.reference_model import linears
 from diffusers import FluxPipeline
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
+from tests.trainer.adapter.random_adapters import (
+    MODEL,
+    Base,
+    adapter_of,
+    largest_difference,
+    written,
+)
 from torch import Tensor
 
 from fluxtrain.adapter.file import DORA_LAYOUTS, AdapterFile, Layout, read_adapter, write_adapter
@@ -21,8 +26,6 @@ from fluxtrain.adapter.updates import Adapter, Magnitude, Update
 from fluxtrain.cli import main
 from fluxtrain.contract.run.adapter import AdapterConfig, AdapterRanks
 from fluxtrain.errors import EXIT_USAGE, DataError
-from fluxtrain.parallel.distributed import World
-from fluxtrain.runtime.progress import Alive
 
 FUSED = AdapterConfig(rank=4, alpha=6.0, dora=True, ranks=AdapterRanks(img_attn=3, img_mod=0))
 CONFIGS = {"fused": FUSED, "split": FUSED.model_copy(update={"split_qkv": True})}
@@ -121,27 +124,10 @@ def test_comfyui_makes_our_weight_times_the_growth_of_its_rows(
         assert largest_difference(ours * growth, theirs) < 1e-5, layer
 
 
-class Base:
-    """Weights in memory."""
-
-    path, model = Path("base"), MODEL
-
-    def __init__(self, layers: dict[str, Tensor]) -> None:
-        self.tensors = {f"{layer}.weight": weight for layer, weight in layers.items()}
-        self.shapes = {name: tuple(each.shape) for name, each in self.tensors.items()}
-
-    def verify(self, world: World, alive: Alive) -> None:
-        """Verify nothing."""
-
-    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        yield from ((name, self.tensors[name]) for name in names)
-
-
 def test_merged_weights_have_the_magnitudes_with_a_strength_and_one_after_another() -> None:
     adapter = adapter_of(FUSED)
-    bases = weights_of(adapter)
-
-    file, base = AdapterFile(Path("dora"), adapter), Base(bases)
+    bases, file = weights_of(adapter), AdapterFile(Path("dora"), adapter)
+    base = Base({f"{layer}.weight": weight for layer, weight in bases.items()})
     merged = MergedWeights(base, [(file, 0.5), (file, 1.0)])
     for name, found in merged.read(list(base.shapes)):
         layer = name.removesuffix(".weight")

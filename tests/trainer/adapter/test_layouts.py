@@ -13,7 +13,13 @@ from benchmarks.adapters.other_loaders import fused, in_comfy, in_diffusers, in_
 from benchmarks.reference_model import linears
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
+from tests.trainer.adapter.random_adapters import (
+    MODEL,
+    adapter_of,
+    largest_difference,
+    require_same,
+    written,
+)
 from torch import Tensor
 
 from fluxtrain.adapter.file import DTYPES, LAYOUTS, Layout, read_adapter, write_adapter
@@ -38,10 +44,7 @@ CONFIGS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_is_read_back(tmp_path: Path, layout: Layout, kind: str) -> None:
     adapter = adapter_of(CONFIGS[kind])
-    again = read_adapter(written(tmp_path, adapter, layout, torch.float32)).adapter
-    assert again.keys() == adapter.keys()
-    for layer, update in adapter.items():
-        assert largest_difference(update.delta(), again[layer].delta()) < 1e-6, layer
+    require_same(adapter, read_adapter(written(tmp_path, adapter, layout, torch.float32)).adapter)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -52,8 +55,7 @@ def test_a_converted_file_has_the_same_update(tmp_path: Path, layout: Layout, dt
     assert first.dtype == DTYPES[dtype]
     for target in LAYOUTS:
         second = read_adapter(written(tmp_path, first.adapter, target, torch.float32))
-        for layer, update in first.adapter.items():
-            assert largest_difference(update.delta(), second.adapter[layer].delta()) < 1e-6
+        require_same(first.adapter, second.adapter)
 
 
 def test_kohyas_file_has_its_names_shapes_and_alphas(tmp_path: Path) -> None:

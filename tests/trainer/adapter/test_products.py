@@ -10,11 +10,17 @@ import torch
 from benchmarks.adapters.other_loaders import in_comfy
 from benchmarks.reference_model import random_model
 from safetensors.torch import load_file, save_file
-from tests.trainer.adapter.random_adapters import MODEL, adapter_of, largest_difference, written
+from tests.trainer.adapter.random_adapters import (
+    MODEL,
+    adapter_of,
+    largest_difference,
+    require_same,
+    written,
+)
 from tests.trainer.tiny_model import save_flux
 from torch import Tensor
 
-from fluxtrain.adapter.file import Layout, describe, read_adapter, write_adapter
+from fluxtrain.adapter.file import LAYOUTS, Layout, describe, read_adapter, write_adapter
 from fluxtrain.adapter.merge import MergedWeights
 from fluxtrain.adapter.opening import initial_parameters
 from fluxtrain.adapter.training_files import trained_adapter
@@ -147,25 +153,15 @@ def test_a_bad_file_is_refused(tmp_path: Path, tensors: dict[str, Tensor], says:
         read_adapter(tmp_path / "bad.safetensors")
 
 
-LAYOUTS = ("kohya", "diffusers", "ai-toolkit", "bfl")
-
-
 def config_of(**adapter: Any) -> RunConfig:
     return resolve({"preset": "micro", "initial_weights": "flux", "adapter": adapter})
 
 
-def random_adapter(**fields: Any) -> Adapter:
+def saved(folder: Path, layout: Layout, **fields: Any) -> Adapter:
     config = config_of(**fields)
     assert config.adapter is not None
-    layers = adapted_layers(config.model, config.adapter)
-    torch.manual_seed(0)
-    shapes = {f"{layer.name}.{name}": s for layer in layers for name, s in layer.shapes.items()}
-    return trained_adapter(layers, {name: torch.randn(shape) for name, shape in shapes.items()})
-
-
-def saved(folder: Path, layout: Any, **fields: Any) -> Adapter:
-    adapter = random_adapter(**fields)
-    write_adapter(folder / "style.safetensors", adapter, layout, torch.float32, {})
+    adapter = adapter_of(config.adapter, config.model)
+    written(folder, adapter, layout, torch.float32)
     return adapter
 
 
@@ -178,36 +174,30 @@ def begun(folder: Path, **fields: Any) -> tuple[Adapter, dict[str, torch.Tensor]
     return trained_adapter([each for each in layers if each.name in given], parameters), parameters
 
 
-def require_equal(ours: Adapter, theirs: Adapter) -> None:
-    assert ours.keys() == theirs.keys()
-    for name, update in theirs.items():
-        torch.testing.assert_close(ours[name].delta(), update.delta(), msg=name)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("others", [{}, {"alpha": 2.0}, {"rank": 6}])
 def test_the_updates_are_those_of_the_file(
-    tmp_path: Path, layout: str, split: bool, others: dict[str, Any]
+    tmp_path: Path, layout: Layout, split: bool, others: dict[str, Any]
 ) -> None:
     expected = saved(tmp_path, layout, rank=4, alpha=8.0, split_qkv=split)
     adapter, _ = begun(tmp_path, **{"rank": 4, "alpha": 8.0, "split_qkv": split, **others})
-    require_equal(adapter, expected)
+    require_same(adapter, expected)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_adapter_of_a_fused_layer_becomes_one_for_each_part(
-    tmp_path: Path, layout: str
+    tmp_path: Path, layout: Layout
 ) -> None:
     expected = saved(tmp_path, layout, rank=4)
     adapter, _ = begun(tmp_path, rank=4, split_qkv=True)
-    require_equal(adapter, expected)
+    require_same(adapter, expected)
 
 
 def test_split_adapters_of_a_rank_that_fits_become_one(tmp_path: Path) -> None:
     expected = saved(tmp_path, "kohya", rank=4, split_qkv=True)
     adapter, _ = begun(tmp_path, rank=16)
-    require_equal(adapter, expected)
+    require_same(adapter, expected)
 
 
 def test_a_larger_rank_is_filled_up_as_a_new_adapter(tmp_path: Path) -> None:

@@ -384,16 +384,12 @@ class AdapterFile:
         return f"{self.path}: {text}" if unknown else ""
 
     @property
-    def ignored(self) -> list[str]:
-        """Return the names of tensors of text encoders that are not read."""
-        return self.contents.ignored
-
-    @property
     def left_out(self) -> str:
-        """Return how many tensors are ``ignored``, and what they are of; "" if there are none."""
-        unknown = sum(bool(in_clip(name)) for name in self.ignored)
+        """Return how many tensors of text encoders are not read, and what they are of; "" for none."""
+        ignored = self.contents.ignored
+        unknown = sum(bool(in_clip(name)) for name in ignored)
         counts = {
-            "of other text encoders": len(self.ignored) - unknown,
+            "of other text encoders": len(ignored) - unknown,
             "of text encoder 1, of layers that CLIP-L does not have": unknown,
         }
         return " and ".join(f"{count} tensors {of}" for of, count in counts.items() if count)

@@ -268,7 +268,6 @@ class Product(_Dense):
         return sizes
 
     def delta(self) -> Float[Tensor, "out in"]:
-        """Return what the update adds to the layer's weight, in float32."""
         return torch.kron(self.first, self.second) * self.scale
 
     def norm(self) -> float:
@@ -318,16 +317,13 @@ class Hadamard(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Return the rows of the layer's weight."""
         return len(self.tensors["hada_w1_a"])
 
     @property
     def inputs(self) -> int:
-        """Return the width of the layer's inputs."""
         return self.tensors["hada_w1_b"].shape[1]
 
     def delta(self) -> Float[Tensor, "out in"]:
-        """Return what the update adds to the layer's weight, in float32."""
         one, two, three, four = (self.tensors[name].float() for name in HADAMARD_FACTORS)
         return self.scale * ((one @ two) * (three @ four))
 
@@ -344,16 +340,13 @@ class Difference(_Dense):
 
     @property
     def outputs(self) -> int:
-        """Return the rows of the layer's weight."""
         return len(self.tensors[DIFFERENCE])
 
     @property
     def inputs(self) -> int:
-        """Return the width of the layer's inputs."""
         return self.tensors[DIFFERENCE].shape[1]
 
     def delta(self) -> Float[Tensor, "out in"]:
-        """Return what the update adds to the layer's weight, in float32."""
         return self.tensors[DIFFERENCE].float()
 
 
@@ -396,7 +389,6 @@ class Patches(_Dense):
 
     @property
     def inputs(self) -> int:
-        """Return the width of the layer's inputs."""
         return self.patches[0].matrix.inputs
 
     @property
