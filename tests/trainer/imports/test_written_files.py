@@ -11,7 +11,10 @@ from tests.trainer.imports.kohya import kohya_files
 from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.cli import main
+from fluxtrain.contract.resource.document import load_job
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK
+from fluxtrain.imports.files import import_file
 
 FILES = {
     "kohya-lora.toml": kohya_files.LORA,
@@ -26,13 +29,15 @@ FILES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
-def test_the_written_file_can_be_planned(
+def test_the_written_file_resolves_to_the_same_and_can_be_planned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, output = tmp_path / name, tmp_path / "job.yaml"
     source.write_text(FILES[name])
     command = ["import-config", str(source), "--epoch-samples", "400", "--output", str(output)]
     assert main([*command, "--data.images=toys"]) == EXIT_OK
+    found = import_file(source, {"data": {"images": "toys"}}, epoch_samples=400)
+    assert resolve(load_job(output).spec.run) == found.config
     assert main(["plan", str(output)]) == EXIT_OK
     assert "memory" in capsys.readouterr().out
 

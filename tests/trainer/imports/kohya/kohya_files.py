@@ -1,5 +1,12 @@
 """Files of kohya's sd-scripts as people write them: LoRAs, one by another window, and a full fine-tuning."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from fluxtrain.imports.files import import_file
+from fluxtrain.imports.table import Imported
+
 LORA = """
 pretrained_model_name_or_path = "/models/flux1-dev.safetensors"
 clip_l = "/models/clip_l.safetensors"
@@ -156,3 +163,10 @@ model_prediction_type = "raw"
 [extra_args.args]
 cache_latents = "True"
 """
+
+
+def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
+    """Return what is imported of ``text``, with an option that says that it is for FLUX.1."""
+    file = tmp_path / "kohya.toml"
+    file.write_text(text if "flux" in text else f'model_type = "flux"\n{text}')
+    return import_file(file, {}, processes, samples)

@@ -8,25 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.trainer.imports.kohya import kohya_files
+from tests.trainer.imports.kohya.kohya_files import imported
 
 from fluxtrain.cli import main
-from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.resource.document import load_job
-from fluxtrain.contract.run.config import RunConfig, value_at
+from fluxtrain.contract.run.config import value_at
 from fluxtrain.contract.run.data import VariantsConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.kohya import KOHYA
-from fluxtrain.imports.table import Disposition, Imported
-
-FIELDS = {field.path for field in iter_fields(RunConfig)}
-
-
-def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
-    file = tmp_path / "kohya.toml"
-    file.write_text(text if "flux" in text else f'model_type = "flux"\n{text}')
-    return import_file(file, {}, processes, samples)
+from fluxtrain.imports.table import Disposition
 
 
 def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
@@ -157,12 +148,6 @@ def test_an_optimizer_that_is_not_here_keeps_its_learning_rate_to_itself(tmp_pat
     missing = {line.option for line in found.lines[Disposition.MISSING]}
     assert {"optimizer_type", "learning_rate"} <= missing
     assert found.config.optim.learning_rate == 1e-4, "the preset's"
-
-
-def test_every_field_of_the_table_exists() -> None:
-    for name, row in KOHYA.options.items():
-        assert row.note or row.fields or row.convert, name
-        assert set(row.fields) <= FIELDS, name
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.trainer.imports.kohya.kohya_files import imported
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.imports.files import import_file
 from fluxtrain.imports.table import Disposition, Imported
 
 FILE = """
@@ -18,12 +18,6 @@ gradient_accumulation_steps = 3
 seed = 5
 """
 SPLIT = "validation_split = 0.1\n"
-
-
-def imported(tmp_path: Path, text: str, processes: int = 1, samples: int | None = None) -> Imported:
-    file = tmp_path / "kohya.toml"
-    file.write_text(text)
-    return import_file(file, {}, processes, samples)
 
 
 def every(found: Imported) -> int:
@@ -128,7 +122,6 @@ def test_zero_asks_for_none_and_other_values_are_refused(tmp_path: Path, option:
 def test_a_threshold_is_lost_with_the_loss_that_uses_it(
     loss: str, disposition: Disposition, tmp_path: Path
 ) -> None:
-    path = tmp_path / "a.toml"
-    path.write_text(f'{FILE}loss_type = "{loss}"\nhuber_c = 0.1\n')
-    lines = import_file(path, {}).lines[disposition]
+    text = f'{FILE}loss_type = "{loss}"\nhuber_c = 0.1\n'
+    lines = imported(tmp_path, text).lines[disposition]
     assert "huber_c" in [line.option for line in lines]

@@ -9,15 +9,10 @@ import pytest
 from tests.trainer.imports.simpletuner import simpletuner_files
 
 from fluxtrain.cli import main
-from fluxtrain.contract.model_base import iter_fields
 from fluxtrain.contract.resource.document import load_job
-from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.imports.files import import_file
-from fluxtrain.imports.simpletuner import SIMPLETUNER
 from fluxtrain.imports.table import Disposition, Imported
-
-FIELDS = {field.path for field in iter_fields(RunConfig)}
 
 
 def imported(tmp_path: Path, text: str, samples: int | None = None) -> Imported:
@@ -144,12 +139,6 @@ def test_the_file_resolves_to_the_same_and_hides_the_token(
     shown = capsys.readouterr().err + output.read_text()
     assert "sparkle" in shown
     assert "not-to-be-shown" not in shown
-
-
-def test_every_field_of_the_table_exists() -> None:
-    for name, row in SIMPLETUNER.options.items():
-        assert row.note or row.fields, name
-        assert set(row.fields) <= FIELDS, name
 
 
 def test_dropout_of_adapters_that_is_on_by_default_is_named(tmp_path: Path) -> None:
