@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Serve a Hub without repositories, at which the client and its token are."""
     with Hub() as server:
-        thread = Thread(target=server.serve_forever, daemon=True)
+        thread = Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         constants = "huggingface_hub.constants."
         monkeypatch.setattr(f"{constants}ENDPOINT", server.url)

@@ -32,23 +32,7 @@ def render(row: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _toml(options: Mapping[str, Any]) -> str:
-    tables = {name: value for name, value in options.items() if isinstance(value, dict)}
-    lists = {name: value for name, value in options.items() if _is_tables(value)}
-    lines = [
-        _line(name, value)
-        for name, value in options.items()
-        if name not in tables and name not in lists
-    ]
-    for name, table in tables.items():
-        lines += [f"[{json.dumps(name)}]", *(_line(key, value) for key, value in table.items())]
-    for name, items in lists.items():
-        for item in items:
-            lines += [f"[[{name}]]", *(_line(key, value) for key, value in item.items())]
-    return "\n".join(lines)
-
-
-def _is_tables(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(it, dict) for it in value)
+    return "\n".join(_line(name, value) for name, value in options.items())
 
 
 def _line(name: str, value: object) -> str:
