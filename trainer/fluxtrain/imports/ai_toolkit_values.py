@@ -69,8 +69,7 @@ def flatten(reading: Reading) -> dict[str, object]:
         raise reading.wrong("config.process", "must be a list with one process")
     if len(processes) > 1:
         options[MORE_PROCESSES] = f"{len(processes)} processes"
-    for name, value in flat(processes[0]).items():
-        options[name] = value
+    options |= flat(processes[0])
     datasets = options.pop("datasets", None)
     if isinstance(datasets, list) and all(isinstance(it, dict) for it in datasets) and datasets:
         options |= _chosen(datasets)

@@ -151,6 +151,7 @@ KOHYA_KINDS = (
     *_ALL,
 )
 
+_ADAPTER = "adapter"
 _ADAPTERS = (
     ("Redux, which varies pictures", "redux"),
     ("an IP-Adapter", "^ip"),
@@ -162,7 +163,7 @@ _ADAPTERS = (
 AI_TOOLKIT_KINDS = (
     Kind("a job that trains nothing", "job", says("^(?!extension$|train$)")),
     *(Kind(text, r"adapter\.type", says(pattern)) for text, pattern in _ADAPTERS),
-    Kind("an adapter for pictures", r"adapter\..+", _without("adapter.type")),
+    Kind("an adapter for pictures", r"adapter\..+", _without(f"{_ADAPTER}.type")),
     *_models(r"model\.arch", ""),
     *_models(r"model\.(name_or_path|unet_path)"),
     Kind(

@@ -44,9 +44,8 @@ def flatten(reading: Reading) -> dict[str, object]:
     """Return the options with each NAME=VALUE of network_args and optimizer_args as one of its own."""
     options = dict(reading.given)
     for name in ("network_args", "optimizer_args"):
-        if reading.has(name):
-            options.pop(name)
-            options |= {f"{name}.{key}": value for key, value in reading.pairs(name).items()}
+        options.pop(name, None)
+        options |= {f"{name}.{key}": value for key, value in reading.pairs(name).items()}
     for name, optimizer in _FLAGS.items():
         if reading.is_on(name) and "optimizer_type" not in options:
             options["optimizer_type"] = optimizer

@@ -48,10 +48,8 @@ def flatten(reading: Reading) -> dict[str, object]:
             options |= {f"{section}.{key}": below for key, below in value.items()}
         elif name == "concepts" and isinstance(value, list):
             tables = [it for it in value if isinstance(it, dict) and it.get("enabled", True)]
-            is_held_out = [
-                it.get("type") == "VALIDATION" or it.get("validation_concept") for it in tables
-            ]
-            used = [it for it, held_out in zip(tables, is_held_out, strict=True) if not held_out]
+            tables = [it for it in tables if not it.get("validation_concept")]
+            used = [it for it in tables if it.get("type") != "VALIDATION"]
             options |= {_MORE: len(used)} if len(used) > 1 else {}
             for key, below in used[0].items() if used else ():
                 parts = (
@@ -247,12 +245,6 @@ def _compute(reading: Reading, name: str) -> Values:
     return {"precision.compute": reading.among(name, known, why)}
 
 
-def _file_dtype(reading: Reading, name: str) -> Values:
-    return {
-        "adapter_file.dtype": reading.among(name, _TYPES, "files are bfloat16, float16, float32")
-    }
-
-
 def _layout(reading: Reading, name: str) -> Values:
     if reading.word(name) in ("safetensors", "legacy_lora"):
         reading.notes[name] = "there with names of its own"
@@ -324,9 +316,8 @@ _OPTIONS: Mapping[str, Option] = {
     "training_method": fields([], common.one_of("lora", "fine_tune"), "fine_tune", "is part of the preset"),
     "model_type": fields([], _flux, "STABLE_DIFFUSION_15", "must be FLUX_DEV_1"),
     "base_model_name": field_option("initial_weights", Reading.text, note="below --models"),
-    "peft_type": _of_lora(fields(
-        ["adapter.kind"], lambda it, name: {"adapter.kind": it.among(
-            name, {"lora": "lora", "loha": "loha"}, "LoKr's own options have no counterpart")}, "LORA")),
+    "peft_type": _of_lora(field_option("adapter.kind", lambda it, name: it.among(
+        name, {"lora": "lora", "loha": "loha"}, "LoKr's own options have no counterpart"), "LORA")),
     "lora_rank": _of_lora(field_option("adapter.rank", Reading.positive, 16)),
     "lora_alpha": _of_lora(field_option("adapter.alpha", Reading.number, 1.0)),
     "lora_model_name": _of_lora(field_option("adapter.initial", Reading.text)),
@@ -369,7 +360,9 @@ _OPTIONS: Mapping[str, Option] = {
     "loss_weight_fn": missing("flow.loss_weighting has others", "CONSTANT"),
     "masked_training": missing("data.masks is a folder of masks"),
     "train_dtype": fields(["precision.compute"], _compute, "FLOAT_16"),
-    "output_dtype": _of_lora(fields(["adapter_file.dtype"], _file_dtype, "FLOAT_32")),
+    "output_dtype": _of_lora(field_option(
+        "adapter_file.dtype",
+        lambda it, name: it.among(name, _TYPES, "files are bfloat16, float16, float32"), "FLOAT_32")),
     "output_model_format": _of_lora(fields(["adapter_file.layout"], _layout, "SAFETENSORS")),
     "output_model_destination": _of_lora(fields(["adapter_file.name"], _file_name)),
     **each("gradient_checkpointing transformer.gradient_checkpointing",

@@ -20,7 +20,6 @@ from fluxtrain.imports.table import (
     ignored,
     missing,
     set_outside,
-    to,
 )
 
 _OF_MLPERF = {
@@ -204,10 +203,6 @@ def _flavor(reading: Reading, name: str) -> Values:
     return _BLOCKS if word == "flux-debug" else {}
 
 
-def _adamw(reading: Reading, name: str) -> Values:
-    return {"optim.name": reading.among(name, {"adamw": "adamw"}, "its decay is not decoupled")}
-
-
 def _wandb(reading: Reading, name: str) -> Values:
     return {"logging.wandb.project": "torchtitan"} if reading.flag(name) else {}
 
@@ -281,16 +276,16 @@ _OPTIONS: Mapping[str, Option] = {
     **each("training.dataset training.dataset_path", fields(
         ["data.train", "data.source"], _data_set("data.train"), note="fluxtrain prepare cc12m")),
     "training.mixed_precision_param": fields(["precision.compute"], common.compute_dtype, "bfloat16"),
-    "optimizer.name": fields(["optim.name"], _adamw, "AdamW"),
+    "optimizer.name": field_option("optim.name", lambda it, name: it.among(
+        name, {"adamw": "adamw"}, "its decay is not decoupled"), "AdamW"),
     "lr_scheduler.warmup_steps": fields(["schedule.warmup_steps"], _warmup, 200),
     "lr_scheduler.decay_ratio": fields(["schedule.decay", "schedule.decay_fraction"], _decay),
     "lr_scheduler.decay_type": fields(
         ["schedule.decay", "schedule.decay_fraction"], _decay, "linear", "constant with decay_ratio=0"),
     **each("lr_scheduler.min_lr_factor lr_scheduler.lr_min",
            fields(["schedule.min_learning_rate"], _lowest, note="times optimizer.lr")),
-    "activation_checkpoint.mode": fields(
-        ["parallel.activation_checkpointing"],
-        to("parallel.activation_checkpointing", lambda it, name: float(it.word(name) != "none")),
+    "activation_checkpoint.mode": field_option(
+        "parallel.activation_checkpointing", lambda it, name: float(it.word(name) != "none"),
         "selective", "all blocks, but with none"),
     "encoder.t5_encoder": fields(["encoders.t5"], _encoder("encoders.t5")),
     "encoder.clip_encoder": fields(["encoders.clip"], _encoder("encoders.clip")),
