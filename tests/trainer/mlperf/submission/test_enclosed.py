@@ -277,7 +277,10 @@ def test_a_changed_package_is_found_by_its_rule(
 
 
 def test_every_rule_on_what_is_enclosed_is_in_the_table() -> None:
-    assert {rule.name for rule in RULES} <= {row[2] for row in BROKEN}
+    """But for those on a description and on file names, which `test_review` breaks."""
+    others = {"description-is-of-the-logs", "description-is-of-the-nodes"}
+    others |= {"accelerators-make-the-batch", "configuration-is-enclosed"}
+    assert {rule.name for rule in RULES} - {row[2] for row in BROKEN} == others
 
 
 def test_an_open_package_in_an_image_has_no_findings(tmp_path: Path) -> None:

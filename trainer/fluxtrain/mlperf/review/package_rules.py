@@ -34,7 +34,7 @@ from fluxtrain.mlperf.implementation import (
 )
 from fluxtrain.mlperf.rcp import compare_with_reference
 from fluxtrain.mlperf.review.package import STATUSES
-from fluxtrain.mlperf.review.result_rules import Rule, is_unnamed, rule
+from fluxtrain.mlperf.review.result_rules import Rule, is_unnamed, rule, rules_in
 from fluxtrain.mlperf.review.run_rules import batch_faults
 
 _DESCRIPTION = (
@@ -49,7 +49,6 @@ _OF_NODES = (
 
 
 @rule(
-    "description-is-enclosed",
     _SUBMISSION_RULES,
     "Describe the system in systems/SYSTEM.json; fluxtrain mlperf package writes it.",
 )
@@ -60,7 +59,7 @@ def description_is_enclosed(result: Result) -> Iterator[str]:
         yield f"the package has no systems/{system}.json"
 
 
-@rule("description-is-of-the-logs", _SUBMISSION_RULES, _DESCRIPTION)
+@rule(_SUBMISSION_RULES, _DESCRIPTION)
 def description_is_of_the_logs(result: Result) -> Iterator[str]:
     """Submitter, division and status are those of the logs, the division also that of the folder."""
     description = result.description
@@ -86,7 +85,7 @@ def description_is_of_the_logs(result: Result) -> Iterator[str]:
             yield f"{field} is {description[field]!r} in the description; needed: a whole number"
 
 
-@rule("description-is-of-the-nodes", "2.2", _DESCRIPTION)
+@rule("2.2", _DESCRIPTION)
 def description_is_of_the_nodes(result: Result) -> Iterator[str]:
     """Number and kind of nodes and accelerators, and the software, are what the nodes reported."""
     description = result.description
@@ -98,7 +97,7 @@ def description_is_of_the_nodes(result: Result) -> Iterator[str]:
             yield f"{field} is {description.get(field)!r} in the description, the nodes reported {value!r}"
 
 
-@rule("description-is-of-each-node", "2.2", _DESCRIPTION)
+@rule("2.2", _DESCRIPTION)
 def description_is_of_each_node(result: Result) -> Iterator[str]:
     """Each node of each run reported what the description says of a node, and all nodes did."""
     description = result.description
@@ -117,7 +116,7 @@ def description_is_of_each_node(result: Result) -> Iterator[str]:
             yield f"the description has {stated} nodes, {count} reported in {run.name}"
 
 
-@rule("accelerators-make-the-batch", "9.1", _DESCRIPTION)
+@rule("9.1", _DESCRIPTION)
 def accelerators_make_the_batch(result: Result) -> Iterator[str]:
     """The accelerators of the description can hold the micro batches of the log."""
     if result.description is None or not result.runs or result.runs[0].system:
@@ -125,11 +124,7 @@ def accelerators_make_the_batch(result: Result) -> Iterator[str]:
     yield from batch_faults(result.runs[0], result.description, " of the description")
 
 
-@rule(
-    "configuration-is-enclosed",
-    _SUBMISSION_RULES,
-    "Enclose the configuration of each run beside the code.",
-)
+@rule(_SUBMISSION_RULES, "Enclose the configuration of each run beside the code.")
 def configuration_is_enclosed(result: Result) -> Iterator[str]:
     """The file that `config_filename` names is with the code."""
     if result.implementation is None:
@@ -145,7 +140,6 @@ def configuration_is_enclosed(result: Result) -> Iterator[str]:
 
 
 @rule(
-    "code-is-enclosed",
     _SUBMISSION_RULES,
     "Enclose the code, with a README.md, in benchmarks/flux1/implementations/SYSTEM.",
 )
@@ -160,17 +154,6 @@ def code_is_enclosed(result: Result) -> Iterator[str]:
         yield f"{result.implementation.name} has no README.md{own}"
 
 
-PACKAGE_RULES: tuple[Rule[Result], ...] = (
-    description_is_enclosed,
-    description_is_of_the_logs,
-    description_is_of_the_nodes,
-    description_is_of_each_node,
-    accelerators_make_the_batch,
-    configuration_is_enclosed,
-    code_is_enclosed,
-)
-
-
 SCALING_FILE = "scaling.json"
 """Of MLCommons' package checker, beside the logs."""
 _FACTOR, _TOLERANCE = "scaling_factor", 1e-6
@@ -180,7 +163,7 @@ _TEMPLATES = "fluxtrain/mlperf/templates"
 _MAX_SHOWN = 4
 
 
-@rule("same-software", "2.2", _SAME)
+@rule("2.2", _SAME)
 def same_software(result: Result) -> Iterator[str]:
     """All nodes of all runs reported the same Python, packages and sources."""
     if any(map(records, result.runs)):
@@ -190,7 +173,7 @@ def same_software(result: Result) -> Iterator[str]:
             yield str(error)
 
 
-@rule("sources-are-those-that-ran", "2.2", _AGAIN)
+@rule("2.2", _AGAIN)
 def sources_are_those_that_ran(result: Result) -> Iterator[str]:
     """The digest of the enclosed sources is the one that the nodes reported."""
     if (software := _software(result)) is None or (folder := result.implementation) is None:
@@ -201,7 +184,7 @@ def sources_are_those_that_ran(result: Result) -> Iterator[str]:
         yield f"fluxtrain/ has the digest {digest}, the nodes ran {software.source_sha256}"
 
 
-@rule("requirements-are-those-that-ran", "2.2", _AGAIN)
+@rule("2.2", _AGAIN)
 def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
     """`requirements.txt` has the packages that the nodes reported, and no more."""
     if (software := _software(result)) is None:
@@ -216,7 +199,7 @@ def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
             yield f"{_shown(lines)} {text}"
 
 
-@rule("nodes-are-those-of-the-logs", "2.2", _AGAIN)
+@rule("2.2", _AGAIN)
 def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
     """`nodes.json` has what the nodes reported in the logs."""
     if _software(result) is None or result.implementation is None:
@@ -228,7 +211,7 @@ def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
         yield f"{NODES_FILE} differs from the logs in {_shown(differ)}"
 
 
-@rule("jobs-are-of-the-configuration", "9.1", _AGAIN)
+@rule("9.1", _AGAIN)
 def jobs_are_of_the_configuration(result: Result) -> Iterator[str]:
     """Each `job_N.yaml` has the fields of `config_N.json`, and seed, nodes, GPUs and image of its run."""
     if _software(result) is None or (folder := result.implementation) is None:
@@ -244,7 +227,7 @@ def jobs_are_of_the_configuration(result: Result) -> Iterator[str]:
             yield f"{path.name}: {_shown(found)}"
 
 
-@rule("scripts-are-those-that-ran", "9.1", _AGAIN)
+@rule("9.1", _AGAIN)
 def scripts_are_those_that_ran(result: Result) -> Iterator[str]:
     """The scripts and the Dockerfile are those that the enclosed sources write for these runs."""
     if (software := _software(result)) is None or (folder := result.implementation) is None:
@@ -260,7 +243,7 @@ def scripts_are_those_that_ran(result: Result) -> Iterator[str]:
             yield f"{name} is not the one that fluxtrain writes for these runs"
 
 
-@rule("implementation-is-as-described", _SUBMISSION_RULES, _AGAIN)
+@rule(_SUBMISSION_RULES, _AGAIN)
 def implementation_is_as_described(result: Result) -> Iterator[str]:
     """`SYSTEM_fluxtrain.json` has the values of the logs and of the configuration."""
     if (software := _software(result)) is None or (folder := result.implementation) is None:
@@ -275,7 +258,7 @@ def implementation_is_as_described(result: Result) -> Iterator[str]:
             yield f"{folder.name}.json differs from the runs in {_shown(differ)}"
 
 
-@rule("deviations-are-stated", _SUBMISSION_RULES, _AGAIN)
+@rule(_SUBMISSION_RULES, _AGAIN)
 def deviations_are_stated(result: Result) -> Iterator[str]:
     """`deviations.md` has each difference of the configuration from the reference."""
     if (software := _software(result)) is None or _config(result.runs[0]) is None:
@@ -289,7 +272,7 @@ def deviations_are_stated(result: Result) -> Iterator[str]:
             yield f"{DEVIATIONS_FILE} does not state {_shown(missing)}"
 
 
-@rule("scaling-is-of-the-logs", "13", "Let MLCommons' package checker write it, from the logs.")
+@rule("13", "Let MLCommons' package checker write it, from the logs.")
 def scaling_is_of_the_logs(result: Result) -> Iterator[str]:
     """`scaling.json` has the factor that follows from the logs; without the file it is 1."""
     if result.folder is None:
@@ -307,17 +290,7 @@ def scaling_is_of_the_logs(result: Result) -> Iterator[str]:
         )
 
 
-RULES: tuple[Rule[Result], ...] = (
-    same_software,
-    sources_are_those_that_ran,
-    requirements_are_those_that_ran,
-    nodes_are_those_of_the_logs,
-    jobs_are_of_the_configuration,
-    scripts_are_those_that_ran,
-    implementation_is_as_described,
-    deviations_are_stated,
-    scaling_is_of_the_logs,
-)
+RULES: tuple[Rule[Result], ...] = rules_in(globals())
 
 
 def _software(result: Result) -> Software | None:

@@ -44,7 +44,7 @@ _LEAST_DIFFERENCE, _LEAST_EVALUATIONS = 1e-4, 5
 _SERIES, _PAUSE = 10, 0.9
 
 
-@rule("blocks-take-their-time", RUN_RESULTS, _ASK, closed_only=True, kind="note")
+@rule(RUN_RESULTS, _ASK, closed_only=True, kind="note")
 def blocks_take_their_time(run: Run) -> Iterator[str]:
     """No block takes less than 0.9 of the run's median; published: 0.985 at least."""
     times = _times(run, "block")
@@ -55,14 +55,7 @@ def blocks_take_their_time(run: Run) -> Iterator[str]:
         yield f"{len(fast)} of {len(times)} blocks are fast: {shown}"
 
 
-@rule(
-    "evaluations-are-as-measured",
-    RUN_RESULTS,
-    _ASK,
-    closed_only=True,
-    kind="note",
-    needs="validation_time",
-)
+@rule(RUN_RESULTS, _ASK, closed_only=True, kind="note", needs="validation_time")
 def evaluations_are_as_measured(run: Run) -> Iterator[str]:
     """An evaluation takes its own `validation_time`, within 5 % and 50 ms; published: 0.3 % and 3 ms."""
     for number, (time, seconds) in enumerate(_evaluations(run), 1):
@@ -72,7 +65,7 @@ def evaluations_are_as_measured(run: Run) -> Iterator[str]:
             return
 
 
-@rule("evaluations-take-their-time", QUALITY, _ASK, closed_only=True, kind="note")
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
 def evaluations_take_their_time(run: Run) -> Iterator[str]:
     """A second evaluates 2 to 5 times the samples that it trains; published: 2.6 to 3.4."""
     blocks, times = _times(run, "block"), _times(run, "eval")
@@ -84,7 +77,7 @@ def evaluations_take_their_time(run: Run) -> Iterator[str]:
         yield f"{samples:,} samples are evaluated {ratio:,.1f} times as fast as others are trained"
 
 
-@rule("clock-is-of-the-steps", RUN_RESULTS, _ASK, closed_only=True, kind="note")
+@rule(RUN_RESULTS, _ASK, closed_only=True, kind="note")
 def clock_is_of_the_steps(run: Run) -> Iterator[str]:
     """A block takes at least 0.75 of the time by the run's own throughput or steps; published: 0.998."""
     blocks, every, batch = _times(run, "block"), cadence(run), run.number("global_batch_size")
@@ -98,15 +91,7 @@ def clock_is_of_the_steps(run: Run) -> Iterator[str]:
         yield f"a block takes {clock}, {expected / 1000:,.1f} s by the speed that the run measured"
 
 
-@rule("losses-change", QUALITY, _ASK, closed_only=True, kind="note")
-def losses_change(run: Run) -> Iterator[str]:
-    """No three evaluations of a run have the same loss; published: no two."""
-    for loss, count in Counter(_losses(run).values()).items():
-        if count >= _EQUAL_LOSSES:
-            yield f"{count} evaluations have the loss {loss!r}"
-
-
-@rule("losses-begin-untrained", QUALITY, _ASK, closed_only=True, kind="note")
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
 def losses_begin_untrained(run: Run) -> Iterator[str]:
     """The first five losses are at most 0.02 below the lowest published ones of all batch sizes.
 
@@ -121,7 +106,7 @@ def losses_begin_untrained(run: Run) -> Iterator[str]:
             return
 
 
-@rule("target-is-reached-by-steps", QUALITY, _ASK, closed_only=True, kind="note")
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
 def target_is_reached_by_steps(run: Run) -> Iterator[str]:
     """The last loss is at most 0.004 below the lowest one before it; published: 0.002."""
     losses = list(_losses(run).values())
@@ -130,7 +115,7 @@ def target_is_reached_by_steps(run: Run) -> Iterator[str]:
         yield f"the last loss is {losses[-1]:.4f}, the lowest one before it {before:.4f}"
 
 
-@rule("training-losses-are-numbers", QUALITY, _ASK, closed_only=True, kind="note")
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
 def training_losses_are_numbers(run: Run) -> Iterator[str]:
     """No logged training loss is NaN or infinite; published: none."""
     for line in run.all("tracked_stats"):
@@ -143,7 +128,7 @@ def training_losses_are_numbers(run: Run) -> Iterator[str]:
 _ORIGINAL = "Give the original log of one run."
 
 
-@rule("settings-are-stated-once", RUN_RESULTS, _ORIGINAL)
+@rule(RUN_RESULTS, _ORIGINAL)
 def settings_are_stated_once(run: Run) -> Iterator[str]:
     """No setting of a log has two values: MLCommons' tools differ in which of them they take."""
     for key in (*SUBMISSION, *SETTINGS):
@@ -152,7 +137,7 @@ def settings_are_stated_once(run: Run) -> Iterator[str]:
             yield f"{key} is {' and '.join(values[:_SHOWN])}"
 
 
-@rule("batch-is-a-count", "6.6", _ORIGINAL)
+@rule("6.6", _ORIGINAL)
 def batch_is_a_count(run: Run) -> Iterator[str]:
     """`global_batch_size` is a whole number from 1, by which samples are counted."""
     for line in run.all("global_batch_size"):
@@ -160,7 +145,15 @@ def batch_is_a_count(run: Run) -> Iterator[str]:
             yield f"{line.place} is {line.value!r}; needed: a whole number from 1"
 
 
-@rule("names-are-filled-in", "", "Give the organisation and the platform their names.", kind="note")
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
+def losses_change(run: Run) -> Iterator[str]:
+    """No three evaluations of a run have the same loss; published: no two."""
+    for loss, count in Counter(_losses(run).values()).items():
+        if count >= _EQUAL_LOSSES:
+            yield f"{count} evaluations have the loss {loss!r}"
+
+
+@rule("", "Give the organisation and the platform their names.", kind="note")
 def names_are_filled_in(run: Run) -> Iterator[str]:
     """Organisation and platform are no placeholders of a script; published: 90 logs of 160 have them."""
     for line in run.all("submission_org", "submission_platform"):
@@ -168,7 +161,10 @@ def names_are_filled_in(run: Run) -> Iterator[str]:
             yield f"{line.key} is {line.value!r}"
 
 
-@rule("caches-of-each-node", "6.1", _ASK, closed_only=True, kind="note")
+RUN_RULES: tuple[Rule[Run], ...] = rules_in(globals())
+
+
+@rule("6.1", _ASK, closed_only=True, kind="note")
 def caches_of_each_node(result: Result) -> Iterator[str]:
     """The runs have as many `cache_clear` as each other, and as nodes; published: one for each node.
 
@@ -187,7 +183,7 @@ def caches_of_each_node(result: Result) -> Iterator[str]:
         yield f"{count} cache_clear in {shown} {whose} {usual}"
 
 
-@rule("platform-is-of-the-description", "2.2", _ASK, kind="note")
+@rule("2.2", _ASK, kind="note")
 def platform_is_of_the_description(result: Result) -> Iterator[str]:
     """A number and a model in `submission_platform` are those of the description.
 
@@ -206,7 +202,7 @@ def platform_is_of_the_description(result: Result) -> Iterator[str]:
         yield f"the logs are of {named[0]} ({platform}), the description of {model}"
 
 
-@rule("runs-need-as-many-samples", "13", _ASK, closed_only=True, kind="note")
+@rule("13", _ASK, closed_only=True, kind="note")
 def runs_need_as_many_samples(result: Result) -> Iterator[str]:
     """No run is 3 standard deviations faster than the mean of the reference's runs; published: 2.25."""
     size = result.runs[0].number("global_batch_size") if result.runs else None
@@ -218,7 +214,7 @@ def runs_need_as_many_samples(result: Result) -> Iterator[str]:
         yield f"the target was reached by {reached}; the reference needs {point.mean:,.0f} in the mean"
 
 
-@rule("curves-are-of-their-own", "12", _ASK, closed_only=True, kind="note")
+@rule("12", _ASK, closed_only=True, kind="note")
 def curves_are_of_their_own(result: Result) -> Iterator[str]:
     """The losses of two runs differ by 0.0001 in the mean; published: by 0.00038 at least."""
     curves = [(run.name, _losses(run)) for run in result.runs]
@@ -230,7 +226,7 @@ def curves_are_of_their_own(result: Result) -> Iterator[str]:
                 yield f"the losses of {one} and {other} differ by {apart:.2g} in the mean"
 
 
-@rule("runs-keep-one-pace", "2.2", _ASK, closed_only=True, kind="note")
+@rule("2.2", _ASK, closed_only=True, kind="note")
 def runs_keep_one_pace(result: Result) -> Iterator[str]:
     """The median block of a run is within 10 % of the runs' median; published: within 1.8 %."""
     paces = {run.name: median(times) for run in result.runs if (times := _times(run, "block"))}
@@ -241,7 +237,6 @@ def runs_keep_one_pace(result: Result) -> Iterator[str]:
 
 
 @rule(
-    "seeds-have-no-holes",
     "12",
     "Ask whether runs were left out: all runs are in the record.",
     closed_only=True,
@@ -269,7 +264,7 @@ def seeds_have_no_holes(result: Result) -> Iterator[str]:
         yield "; ".join(holes)
 
 
-@rule("seeds-are-drawn", "5.1", _ASK, closed_only=True, kind="note")
+@rule("5.1", _ASK, closed_only=True, kind="note")
 def seeds_are_drawn(result: Result) -> Iterator[str]:
     """Not all seeds are below 100, as numbers are that nobody has drawn; published: none."""
     seeds = [run.number("seed") for run in result.runs]
@@ -318,19 +313,4 @@ def _losses(run: Run) -> Mapping[int, float]:
     }
 
 
-RUN_RULES: tuple[Rule[Run], ...] = (
-    blocks_take_their_time,
-    evaluations_are_as_measured,
-    evaluations_take_their_time,
-    clock_is_of_the_steps,
-    losses_begin_untrained,
-    target_is_reached_by_steps,
-    training_losses_are_numbers,
-    settings_are_stated_once,
-    batch_is_a_count,
-    losses_change,
-    names_are_filled_in,
-)
-RESULT_RULES: tuple[Rule[Result], ...] = tuple(
-    each for each in rules_in(globals()) if each not in RUN_RULES
-)
+RESULT_RULES: tuple[Rule[Result], ...] = rules_in(globals())[len(RUN_RULES) :]

@@ -40,14 +40,18 @@ class Finding:
 class Rule(Generic[T]):
     """A named rule for one run or for one result; ``check`` yields a text per finding."""
 
-    name: str
     section: str
     fix: str
     check: Check[T]
     closed_only: bool
-    kind: Kind = "finding"
-    needs: str = ""
+    kind: Kind
+    needs: str
     """A name of `EVIDENCE`, without which the rule's answer is unknown."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the check, in hyphens."""
+        return self.check.__name__.replace("_", "-")
 
     def findings(self, subject: T, place: str, closed: bool) -> Iterator[Finding]:
         """Yield what the rule finds in ``subject``, which is of the closed division or not."""
@@ -58,7 +62,6 @@ class Rule(Generic[T]):
 
 
 def rule(
-    name: str,
     section: str,
     fix: str,
     closed_only: bool = False,
@@ -68,7 +71,7 @@ def rule(
     """Return a decorator that makes a check a rule."""
 
     def decorate(check: Check[T]) -> Rule[T]:
-        return Rule(name, section, fix, check, closed_only, kind, needs)
+        return Rule(section, fix, check, closed_only, kind, needs)
 
     return decorate
 
@@ -123,7 +126,6 @@ def is_unnamed(value: object) -> bool:
 
 
 @rule(
-    "ten-runs",
     "12",
     f"Give {NUM_RUNS} runs: a result is the mean of {NUM_RUNS - 2} of them. A campaign gets more with "
     "fluxtrain mlperf campaign FILE --runs N --apply.",
@@ -135,11 +137,7 @@ def ten_runs(result: Result) -> Iterator[str]:
         yield f"{count} runs; needed: {NUM_RUNS}{which}"
 
 
-@rule(
-    "median-of-the-windows",
-    "12",
-    "Package all runs with fluxtrain mlperf package, which takes the ten that count.",
-)
+@rule("12", "Package all runs with fluxtrain mlperf package, which takes the ten that count.")
 def median_of_the_windows(result: Result) -> Iterator[str]:
     """Of more than ten runs the result is the consecutive ten with the median score."""
     if not result.others:
@@ -151,7 +149,7 @@ def median_of_the_windows(result: Result) -> Iterator[str]:
         yield f"of {len(every)} runs, the ten from {first} to {last} have the median score, not these"
 
 
-@rule("converged-runs", "12", "Repeat; a second run without convergence makes the result invalid.")
+@rule("12", "Repeat; a second run without convergence makes the result invalid.")
 def converged_runs(result: Result) -> Iterator[str]:
     """One run at most did not reach the target; a failed one counts if it diverged or took longest."""
     lost = [run.name for run in result.runs if not run.succeeded]
@@ -160,21 +158,21 @@ def converged_runs(result: Result) -> Iterator[str]:
         yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
 
 
-@rule("same-submission", "2.2", _SAME)
+@rule("2.2", _SAME)
 def same_submission(result: Result) -> Iterator[str]:
     """The logs have the same submitter, platform, division, status and global batch size."""
     for key in SUBMISSION:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
 
-@rule("same-settings", "2.2", _SAME)
+@rule("2.2", _SAME)
 def same_settings(result: Result) -> Iterator[str]:
     """Micro batch, optimizer, schedule, precision and parallelism are equal in all logs."""
     for key in SETTINGS:
         yield from _differences(key, {run.name: run.value(key) for run in result.runs})
 
 
-@rule("same-configuration", "2.2", _SAME)
+@rule("2.2", _SAME)
 def same_configuration(result: Result) -> Iterator[str]:
     """The `config.json` of the runs are equal, but for the seed and the output."""
     configured = [run for run in result.runs if run.config is not None]
@@ -186,7 +184,7 @@ def same_configuration(result: Result) -> Iterator[str]:
         )
 
 
-@rule("same-system", "2.2", _SAME)
+@rule("2.2", _SAME)
 def same_system(result: Result) -> Iterator[str]:
     """The nodes' own reports are equal: their number, hardware, software."""
     described = [run for run in result.runs if run.system]
@@ -194,12 +192,7 @@ def same_system(result: Result) -> Iterator[str]:
         yield from _differences(field, {run.name: run.system.get(field) for run in described})
 
 
-@rule(
-    "seeds-are-random",
-    "5.1",
-    "Draw each run's seed from the clock or the system's randomness.",
-    closed_only=True,
-)
+@rule("5.1", "Draw each run's seed from the clock or the system's randomness.", closed_only=True)
 def seeds_are_random(result: Result) -> Iterator[str]:
     """Each run has a seed of its own, not the default one."""
     found: dict[str, list[str]] = defaultdict(list)
@@ -217,7 +210,7 @@ def seeds_are_random(result: Result) -> Iterator[str]:
             yield f"the seed {seed} is that of {_names(names)}"
 
 
-@rule("runs-are-different-runs", "12", "Give each run once.")
+@rule("12", "Give each run once.")
 def runs_are_different_runs(result: Result) -> Iterator[str]:
     """No two logs are of the same run."""
     marks: tuple[tuple[str, Callable[[Run], object]], ...] = (
@@ -235,7 +228,6 @@ def runs_are_different_runs(result: Result) -> Iterator[str]:
 
 
 @rule(
-    "converges-as-the-reference",
     "13",
     "Look for a difference from the reference (learning rate, data order, evaluation), or supply reference "
     "runs of your own.",

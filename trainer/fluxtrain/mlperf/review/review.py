@@ -14,7 +14,6 @@ from fluxtrain.mlperf.review.result_rules import EVIDENCE, Finding, Kind, Rule
 
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
-    *package_rules.PACKAGE_RULES,
     *package_rules.RULES,
     *plausibility.RESULT_RULES,
 )

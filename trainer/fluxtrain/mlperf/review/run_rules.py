@@ -41,7 +41,6 @@ _TOLERANCE_MS = 1000
 
 
 @rule(
-    "stays-closed",
     "2.2",
     "Repeat the run, with logging.mlperf.division: open if it is to be submitted there: the head of a log "
     "is not changed.",
@@ -60,7 +59,7 @@ def stays_closed(run: Run) -> Iterator[str]:
         )
 
 
-@rule("readable-lines", "", _ORIGINAL)
+@rule("", _ORIGINAL)
 def readable_lines(run: Run) -> Iterator[str]:
     """Each line with the token `:::MLLOG` is one event."""
     for line in run.lines:
@@ -69,7 +68,7 @@ def readable_lines(run: Run) -> Iterator[str]:
             yield f"line {line.number} is {why}"
 
 
-@rule("one-run-per-log", RUN_RESULTS, _ORIGINAL)
+@rule(RUN_RESULTS, _ORIGINAL)
 def one_run_per_log(run: Run) -> Iterator[str]:
     """A log has one `init_stop`, one `run_start` and one `run_stop`."""
     for key in ("init_stop", "run_start", "run_stop"):
@@ -79,7 +78,7 @@ def one_run_per_log(run: Run) -> Iterator[str]:
             yield f"{key} occurs {len(found)} times (lines: {places}), allowed: once"
 
 
-@rule("order-of-events", RUN_RESULTS, _ORIGINAL)
+@rule(RUN_RESULTS, _ORIGINAL)
 def order_of_events(run: Run) -> Iterator[str]:
     """The order is `init_start`, `init_stop`, `run_start`, `run_stop`."""
     order = [run.first(key) for key in ("init_start", "init_stop", "run_start", "run_stop")]
@@ -89,7 +88,7 @@ def order_of_events(run: Run) -> Iterator[str]:
             yield f"{earlier.place} is after {later.place}"
 
 
-@rule("data-before-the-clock", RUN_RESULTS, "The clock starts before any data is touched.")
+@rule(RUN_RESULTS, "The clock starts before any data is touched.")
 def data_before_the_clock(run: Run) -> Iterator[str]:
     """Nothing is trained or evaluated before `run_start`."""
     start = run.first("run_start")
@@ -99,7 +98,7 @@ def data_before_the_clock(run: Run) -> Iterator[str]:
             return
 
 
-@rule("nothing-after-the-end", RUN_RESULTS, _ORIGINAL)
+@rule(RUN_RESULTS, _ORIGINAL)
 def nothing_after_the_end(run: Run) -> Iterator[str]:
     """Nothing is trained or evaluated after `run_stop`; statistics may follow."""
     stop = run.first("run_stop")
@@ -109,9 +108,7 @@ def nothing_after_the_end(run: Run) -> Iterator[str]:
             return
 
 
-@rule(
-    "clock-goes-forward", RUN_RESULTS, "Keep the nodes' clocks in step (NTP, slewing). " + _REPEAT
-)
+@rule(RUN_RESULTS, "Keep the nodes' clocks in step (NTP, slewing). " + _REPEAT)
 def clock_goes_forward(run: Run) -> Iterator[str]:
     """Each event has a time, and none is more than a second before the one above it."""
     for line in run.events:
@@ -125,7 +122,7 @@ def clock_goes_forward(run: Run) -> Iterator[str]:
             yield f"{later.place} is {back / 1000:,.1f} s before the event above it ({earlier.place})"
 
 
-@rule("no-gap-before-the-clock", RUN_RESULTS, _REPEAT)
+@rule(RUN_RESULTS, _REPEAT)
 def no_gap_before_the_clock(run: Run) -> Iterator[str]:
     """`run_start` follows `init_stop` at once: time between them would count nowhere."""
     stop, start = run.first("init_stop"), run.first("run_start")
@@ -139,7 +136,7 @@ def no_gap_before_the_clock(run: Run) -> Iterator[str]:
         )
 
 
-@rule("stops-at-the-target", RUN_RESULTS, _REPEAT, closed_only=True)
+@rule(RUN_RESULTS, _REPEAT, closed_only=True)
 def stops_at_the_target(run: Run) -> Iterator[str]:
     """The first evaluation that reaches the target is the last one."""
     for number, line in enumerate(evaluations := run.all("eval_accuracy")):
@@ -152,7 +149,7 @@ def stops_at_the_target(run: Run) -> Iterator[str]:
             return
 
 
-@rule("status-is-true", RUN_RESULTS, _ORIGINAL, closed_only=True)
+@rule(RUN_RESULTS, _ORIGINAL, closed_only=True)
 def status_is_true(run: Run) -> Iterator[str]:
     """`success` means that the last evaluation reached the target, `aborted` that it did not."""
     stop, evaluations = run.first("run_stop"), run.all("eval_accuracy")
@@ -170,7 +167,7 @@ def status_is_true(run: Run) -> Iterator[str]:
         )
 
 
-@rule("blocks-are-whole", RUN_RESULTS, _ORIGINAL)
+@rule(RUN_RESULTS, _ORIGINAL)
 def blocks_are_whole(run: Run) -> Iterator[str]:
     """Each block of training and each evaluation has a start and a stop."""
     for kind in ("block", "eval"):
@@ -185,7 +182,6 @@ def blocks_are_whole(run: Run) -> Iterator[str]:
 
 
 @rule(
-    "not-resumed",
     RUN_RESULTS,
     "Give a run that was not interrupted: the rules leave open whether a resumed run counts.",
     closed_only=True,
@@ -198,12 +194,7 @@ def not_resumed(run: Run) -> Iterator[str]:
         yield f"the run was resumed after {line.samples} samples{where} (line {line.number})"
 
 
-@rule(
-    "resumed-on-the-same-ranks",
-    "2.2",
-    "Repeat the run on a fixed number of nodes.",
-    closed_only=True,
-)
+@rule("2.2", "Repeat the run on a fixed number of nodes.", closed_only=True)
 def resumed_on_the_same_ranks(run: Run) -> Iterator[str]:
     """A run keeps its number of ranks."""
     counts = [line.value.get("num_ranks") for line in run.all("run_resumed") if _is_ranks(line)]
@@ -224,7 +215,6 @@ _WHOLE = re.compile(r"\s*[+-]?[0-9]+\s*")
 
 
 @rule(
-    "evaluation-cadence",
     QUALITY,
     f"Set evaluation.every_samples to {MLPERF_EVALUATION_SAMPLES}, evaluation.at_start and at_end to false, "
     "and repeat the run.",
@@ -248,9 +238,7 @@ def evaluation_cadence(run: Run) -> Iterator[str]:
         yield "the samples of the evaluations do not increase from one to the next"
 
 
-@rule(
-    "evaluation-is-a-number", QUALITY, "Find the fault in the validation data or the model; repeat."
-)
+@rule(QUALITY, "Find the fault in the validation data or the model; repeat.")
 def evaluation_is_a_number(run: Run) -> Iterator[str]:
     """Each evaluation has a finite loss above 0."""
     for line in run.all("eval_accuracy", "averaged_validation_loss"):
@@ -261,9 +249,7 @@ def evaluation_is_a_number(run: Run) -> Iterator[str]:
             yield f"{line.place} is {value}"
 
 
-@rule(
-    "whole-evaluation-set", QUALITY, "Use the whole of MLCommons' validation set.", closed_only=True
-)
+@rule(QUALITY, "Use the whole of MLCommons' validation set.", closed_only=True)
 def whole_evaluation_set(run: Run) -> Iterator[str]:
     """Each evaluation that states its samples used all 29,696."""
     stated = [line for line in run.all("eval_samples")]
@@ -278,7 +264,6 @@ def whole_evaluation_set(run: Run) -> Iterator[str]:
 
 
 @rule(
-    "target-of-the-benchmark",
     QUALITY,
     f"Set evaluation.target_loss to {MLPERF_TARGET_LOSS} and repeat the run.",
     closed_only=True,
@@ -290,7 +275,7 @@ def target_of_the_benchmark(run: Run) -> Iterator[str]:
             yield f"{line.place} is {line.value}; needed: {MLPERF_TARGET_LOSS}"
 
 
-@rule("evaluation-takes-time", QUALITY, "Give the original log.", closed_only=True)
+@rule(QUALITY, "Give the original log.", closed_only=True)
 def evaluation_takes_time(run: Run) -> Iterator[str]:
     """No evaluation is over in the millisecond in which it starts."""
     start: LogLine | None = None
@@ -322,7 +307,7 @@ _COUNTED = ("block_start", "block_stop", "eval_start", "eval_accuracy", "eval_st
 _SAMPLES_ORIGINAL = "Give the original log; fluxtrain counts each sample once."
 
 
-@rule("training-set", "6.5", "Train on the whole of MLCommons' training set.", closed_only=True)
+@rule("6.5", "Train on the whole of MLCommons' training set.", closed_only=True)
 def training_set(run: Run) -> Iterator[str]:
     """The training set has 1,099,776 samples."""
     for line in run.all("train_samples"):
@@ -330,7 +315,7 @@ def training_set(run: Run) -> Iterator[str]:
             yield f"{line.place} is {line.value}; needed: {MLPERF_TRAINING_SET}"
 
 
-@rule("whole-batches", "6.6", _SAMPLES_ORIGINAL)
+@rule("6.6", _SAMPLES_ORIGINAL)
 def whole_batches(run: Run) -> Iterator[str]:
     """Each count of samples is a number of whole batches."""
     batch = run.number("global_batch_size")
@@ -345,7 +330,7 @@ def whole_batches(run: Run) -> Iterator[str]:
             return
 
 
-@rule("counts-continue", "6.6", _SAMPLES_ORIGINAL)
+@rule("6.6", _SAMPLES_ORIGINAL)
 def counts_continue(run: Run) -> Iterator[str]:
     """A block starts where the one before it stopped, and is evaluated where it stops.
 
@@ -371,7 +356,7 @@ def counts_continue(run: Run) -> Iterator[str]:
             return
 
 
-@rule("steps-are-samples", "6.6", _SAMPLES_ORIGINAL)
+@rule("6.6", _SAMPLES_ORIGINAL)
 def steps_are_samples(run: Run) -> Iterator[str]:
     """A step in the metadata of an evaluation, times the batch size, is its samples."""
     batch = run.number("global_batch_size")
@@ -382,7 +367,7 @@ def steps_are_samples(run: Run) -> Iterator[str]:
             return
 
 
-@rule("end-is-the-last-evaluation", "11", _SAMPLES_ORIGINAL)
+@rule("11", _SAMPLES_ORIGINAL)
 def end_is_the_last_evaluation(run: Run) -> Iterator[str]:
     """A run that succeeded stops at the samples of its last evaluation."""
     stop, evaluations = run.first("run_stop"), run.all("eval_accuracy")
@@ -403,7 +388,7 @@ def _lengths(run: Run, blocks: list[LogLine]) -> Iterator[str]:
             return
 
 
-@rule("one-seed", "5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
+@rule("5.1", "Give the original log: fluxtrain draws and logs one seed for a run.")
 def one_seed(run: Run) -> Iterator[str]:
     """A log has one seed, a whole number, the one that was drawn; an open log may have none."""
     found = run.all("seed")
@@ -451,7 +436,7 @@ _OPEN = "Set logging.mlperf.division to open, or repeat the run with the benchma
 _PAIR = "Give the log and the config.json of the same run."
 
 
-@rule("log-is-of-its-configuration", "9.1", _PAIR, needs="config.json")
+@rule("9.1", _PAIR, needs="config.json")
 def log_is_of_its_configuration(run: Run) -> Iterator[str]:
     """Seed, batch, rate, warm-up, optimizer and submitter are those of `config.json`."""
     for key, field in _FIELDS.items():
@@ -464,7 +449,7 @@ def log_is_of_its_configuration(run: Run) -> Iterator[str]:
             yield f"{key} is {logged!r} in the log, {field} is {configured!r} in config.json"
 
 
-@rule("configuration-is-valid", "9.1", "Give the config.json that the run wrote.")
+@rule("9.1", "Give the config.json that the run wrote.")
 def configuration_is_valid(run: Run) -> Iterator[str]:
     """`config.json` is a configuration; the finding names its path and its fields."""
     if run.config or run.config_file is not None:
@@ -474,7 +459,7 @@ def configuration_is_valid(run: Run) -> Iterator[str]:
             yield str(error)
 
 
-@rule("precision-is-stated", "5.2", _PAIR, needs="config.json")
+@rule("5.2", _PAIR, needs="config.json")
 def precision_is_stated(run: Run) -> Iterator[str]:
     """The formats in the log are those of `config.json`."""
     if run.config is None:
@@ -492,7 +477,7 @@ def precision_is_stated(run: Run) -> Iterator[str]:
             yield f"{key} is {logged!r} in the log, config.json computes in {allowed}"
 
 
-@rule("benchmark-configuration", "9.1", _OPEN, closed_only=True, needs="config.json")
+@rule("9.1", _OPEN, closed_only=True, needs="config.json")
 def benchmark_configuration(run: Run) -> Iterator[str]:
     """`config.json` has the values that the closed division prescribes."""
     if run.config is None:
@@ -506,13 +491,7 @@ def benchmark_configuration(run: Run) -> Iterator[str]:
             yield f"{field} is {given!r} in config.json; allowed: {allowed!r}"
 
 
-@rule(
-    "benchmark-data",
-    "6.1",
-    "Train and evaluate on MLCommons' data sets.",
-    closed_only=True,
-    needs="config.json",
-)
+@rule("6.1", "Train and evaluate on MLCommons' data sets.", closed_only=True, needs="config.json")
 def benchmark_data(run: Run) -> Iterator[str]:
     """The data are not synthetic."""
     if run.config is not None and value_at(run.config, "data.source") == "synthetic":
@@ -520,10 +499,7 @@ def benchmark_data(run: Run) -> Iterator[str]:
 
 
 @rule(
-    "caches-are-flushed",
-    "6.1",
-    "Flush the page caches of every node, or restart them, before a run.",
-    closed_only=True,
+    "6.1", "Flush the page caches of every node, or restart them, before a run.", closed_only=True
 )
 def caches_are_flushed(run: Run) -> Iterator[str]:
     """Each `cache_clear` is true, and before `run_start`."""
@@ -536,10 +512,7 @@ def caches_are_flushed(run: Run) -> Iterator[str]:
 
 
 @rule(
-    "batch-is-of-its-parts",
-    "9.1",
-    "Give the log and the system description of the same run.",
-    needs="report of the nodes",
+    "9.1", "Give the log and the system description of the same run.", needs="report of the nodes"
 )
 def batch_is_of_its_parts(run: Run) -> Iterator[str]:
     """Micro batch × accumulation × ranks is the global batch, but for padding of weight 0."""
@@ -578,7 +551,6 @@ _MAX_SHOWN = 3
 
 
 @rule(
-    "log-follows-its-chain",
     _SUBMISSION_RULES,
     "Give the log and the chain that the run wrote; fluxtrain mlperf verify compares them.",
     needs="chain.jsonl",
