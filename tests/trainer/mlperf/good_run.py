@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.data.order import BatchShares
@@ -212,6 +214,15 @@ def _event(key: str, value: object, time_ms: int, **metadata: object) -> Event:
 
 
 Break = Callable[[Evidence], object]
+
+
+def by_rule(table: Mapping[str, Mapping[str, object]], *more: object) -> list[Any]:
+    """Return change, rule and ``more`` for each row of ``table``: changes by their names, by rules."""
+    return [
+        pytest.param(change, rule, *more, id=name)
+        for rule, rows in table.items()
+        for name, change in rows.items()
+    ]
 
 
 def value(key: str, given: Any, number: int = 0) -> Break:
