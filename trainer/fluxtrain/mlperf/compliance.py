@@ -506,7 +506,6 @@ def _repr(value: object) -> str:
 
 TIMEOUT_SECONDS = 600.0
 """Time limit of one tool."""
-_LEVELS = ("ERROR - ", "WARNING - ")
 
 
 @dataclass(frozen=True)
@@ -516,13 +515,6 @@ class ToolResult:
     tool: str
     passed: bool
     messages: list[str]
-
-
-@dataclass(frozen=True)
-class _Tool:
-    name: str
-    arguments: tuple[str, ...]
-    success: tuple[str, ...]  # all of them must be in the output
 
 
 def run_tool(name: str, arguments: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
@@ -551,46 +543,38 @@ def check_package(
     The package checker also runs the compliance checker on every log, the seed check and, in the closed
     division, the comparison with the reference convergence points.
     """
-    for tool in _tools(organisation.resolve(), system, ruleset, closed):
-        yield _run(tool)
-
-
-def _tools(organisation: Path, system: str, ruleset: str, closed: bool) -> Iterator[_Tool]:
-    package, usage = str(organisation), ("training", ruleset)
-    description = organisation / "systems" / f"{system}.json"
-    yield _Tool("system_desc_checker", (str(description), *usage), ("checker passed",))
+    package = organisation.resolve()
+    whole = (str(package), "training", ruleset)
+    description = str(package / "systems" / f"{system}.json")
+    yield _run("system_desc_checker", (description, *whole[1:]), "checker passed")
     # The checker skips unknown result folders and still reports success.
     checked = (
-        ("Running compliance on file", "RCP Test Passed") if closed else ("Running compliance",)
+        ["Running compliance on file", "RCP Test Passed"] if closed else ["Running compliance"]
     )
-    yield _Tool("package_checker", (package, *usage), ("FOUND NO ERRORS, SUCCESS", *checked))
+    yield _run("package_checker", whole, "FOUND NO ERRORS, SUCCESS", *checked)
     if closed:
-        results = str(organisation / "results" / system / "flux1")
-        yield _Tool("rcp_checker", (results, "--rcp_version", ruleset), ("RCP test PASSED",))
-    yield _Tool("result_summarizer", (package, *usage, "--csv", "summary.csv"), (system,))
-    yield _Tool("repo_checker", (package, *usage), ("ALL CHECKS PASSED",))
+        results = str(package / "results" / system / "flux1")
+        yield _run("rcp_checker", (results, "--rcp_version", ruleset), "RCP test PASSED")
+    yield _run("result_summarizer", (*whole, "--csv", "summary.csv"), system)
+    yield _run("repo_checker", whole, "ALL CHECKS PASSED")
 
 
-def _run(tool: _Tool) -> ToolResult:
+def _run(name: str, arguments: Sequence[str], *success: str) -> ToolResult:
+    """Run a tool, which has passed if all texts of ``success`` are in its output."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            returncode, output = run_tool(tool.name, tool.arguments, Path(folder))
+            returncode, output = run_tool(name, arguments, Path(folder))
         except subprocess.TimeoutExpired:
-            return ToolResult(tool.name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
+            return ToolResult(name, False, [f"timed out after {TIMEOUT_SECONDS:.0f} seconds"])
         written = "".join(path.read_text("utf-8") for path in sorted(Path(folder).glob("*.csv")))
-    passed = returncode == 0 and all(text in output + written for text in tool.success)
-    return ToolResult(tool.name, passed, _warnings(output) if passed else _errors(output))
+    if returncode == 0 and all(text in output + written for text in success):
+        told = [text for text in _told(output, "WARNING - ") if text and "scaling.json" not in text]
+        return ToolResult(name, True, told)  # the tools write scaling.json themselves
+    last = [line for line in output.splitlines() if line.strip()][-3:]
+    return ToolResult(name, False, _told(output, "ERROR - ", "WARNING - ") or last)
 
 
-def _warnings(output: str) -> list[str]:
-    """Return the warnings, but those about the file that the tools write themselves."""
-    lines = (line for line in output.splitlines() if line.startswith("WARNING - "))
-    messages = [line.split(" - ", 1)[1].strip() for line in lines]
-    return [text for text in dict.fromkeys(messages) if text and "scaling.json" not in text]
-
-
-def _errors(output: str) -> list[str]:
-    """Return the errors and warnings, or the last lines of the output if there are none."""
-    lines = output.splitlines()
-    messages = [line.split(" - ", 1)[1].strip() for line in lines if line.startswith(_LEVELS)]
-    return list(dict.fromkeys(messages)) or [line for line in lines if line.strip()][-3:]
+def _told(output: str, *levels: str) -> list[str]:
+    """Return the messages of these levels, each once."""
+    lines = [line for line in output.splitlines() if line.startswith(levels)]
+    return list(dict.fromkeys(line.split(" - ", 1)[1].strip() for line in lines))
