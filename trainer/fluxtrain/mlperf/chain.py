@@ -102,7 +102,7 @@ class Chain:
             try:
                 if self._failure is not None:
                     raise self._failure
-                _write_whole(self._file, line + b"\n")
+                write_whole(self._file, line + b"\n")
                 self._count, self._head = self._count + 1, digest(line)
                 if durable:
                     os.fsync(self._file)
@@ -159,7 +159,8 @@ def _read(path: Path) -> bytes:
     return content
 
 
-def _write_whole(file: int, content: bytes) -> None:
+def write_whole(file: int, content: bytes) -> None:
+    """Write ``content`` with one call, so that other output cannot come between."""
     while content:
         content = content[os.write(file, content) :]
 
@@ -271,25 +272,21 @@ class ChainedLine:
     text: str
 
 
-def after(lines: Sequence[ChainedLine], record: Record) -> list[ChainedLine]:
-    """Return the lines of the log after ``record``, which were ``lines`` before it."""
-    if record.kind == LINE:
-        return [*lines, ChainedLine(record.number, record.text)]
+def follow(lines: list[ChainedLine], record: Record) -> None:
+    """Make ``lines`` of the log what they are after ``record``."""
+    texts = [record.text] if record.kind == LINE else []
     if record.kind in (START, RESUME):
-        dropped = record.dropped
-        kept = [line for line in lines if line.number not in dropped]
-        return [*kept, *(ChainedLine(record.number, text) for text in record.adopted)]
-    return list(lines)
+        dropped, texts = record.dropped, record.adopted
+        lines[:] = [line for line in lines if line.number not in dropped]
+    lines += (ChainedLine(record.number, text) for text in texts)
 
 
 def lines_of(records: Iterable[Record | None]) -> list[ChainedLine]:
     """Return the lines of the log after all ``records``; None, which is no record, changes nothing."""
     lines = list[ChainedLine]()
     for record in records:
-        if record is not None and record.kind == LINE:
-            lines.append(ChainedLine(record.number, record.text))
-        elif record is not None:
-            lines = after(lines, record)
+        if record is not None:
+            follow(lines, record)
     return lines
 
 

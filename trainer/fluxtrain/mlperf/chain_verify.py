@@ -26,8 +26,8 @@ from fluxtrain.mlperf.chain import (
     Chain,
     ChainedLine,
     Record,
-    after,
     digest,
+    follow,
     is_digest,
     lines_of,
     parsed,
@@ -335,7 +335,8 @@ def check_resumes(records: Sequence[Record], verdict: Verdict) -> None:
                 f"record {record.number} resumed the run"
             )
             break
-        lines, before = after(lines, record), record.kind
+        follow(lines, record)
+        before = record.kind
         if record.values.get("torn_bytes"):
             verdict.note(
                 f"record {record.number} follows one that was torn when a process was killed"

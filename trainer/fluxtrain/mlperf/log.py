@@ -27,7 +27,7 @@ from fluxtrain.contract.run.closed_division import SAME_SYSTEM, TO_LEAVE, Violat
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.order import BatchShares
 from fluxtrain.errors import UNSET, ConfigError, StorageError
-from fluxtrain.mlperf.chain import DATA, Chain, OnHead
+from fluxtrain.mlperf.chain import DATA, Chain, OnHead, write_whole
 from fluxtrain.mlperf.chain_verify import checkpoint_saved, hash_weights, loaded_state, start_facts
 from fluxtrain.mlperf.facts import (
     CHAIN_KEY,
@@ -265,7 +265,7 @@ class MLPerfLog:
         time_ms = int((self._now() if at is None else at) * 1000)
         getattr(self._mllog, kind)(key, value, metadata=metadata, time_ms=time_ms, stack_offset=2)
         self._state.update(key, samples, value)
-        line = self._lines.take()
+        line = self._lines.take()  # of mllog, in ASCII
         self._save(line, durable=kind == "end")
         self._print(line)
 
@@ -276,7 +276,7 @@ class MLPerfLog:
         if self._file is None:
             return
         try:
-            _write_whole(self._file, line)
+            write_whole(self._file, f"{line}\n".encode("latin-1"))
             if durable:
                 os.fsync(self._file)
         except OSError as error:
@@ -288,7 +288,7 @@ class MLPerfLog:
             return
         try:
             sys.stdout.flush()
-            _write_whole(_STDOUT, line)
+            write_whole(_STDOUT, f"{line}\n".encode("latin-1"))
         except OSError:
             self._stdout = False
 
@@ -341,13 +341,6 @@ def _open(path: Path | None) -> int | None:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def _write_whole(file: int, line: str) -> None:
-    """Write ``line`` and its newline with one call, so that other output cannot come between."""
-    rest = f"{line}\n".encode("latin-1")  # mllog's lines are ASCII
-    while rest:
-        rest = rest[os.write(file, rest) :]
 
 
 def open_log(
