@@ -289,6 +289,12 @@ def read_object(path: Path) -> Mapping[str, Any] | None:
     return values
 
 
+def write_json(path: Path, values: object) -> None:
+    """Write ``values`` into the file ``path``, whose folder is made too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
 _RUNS = "runs"
 
 
@@ -337,13 +343,14 @@ def write_failed(runs: Sequence[FailedRun], folder: Path) -> None:
     (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
     told = []
     for number, run in enumerate(runs):
+        log = None
         if run.log is not None:
-            shutil.copyfile(run.log.log, folder / file_name(number))
-        log = None if run.log is None else file_name(number)
+            log = file_name(number)
+            shutil.copyfile(run.log.log, folder / log)
         told.append(
             {"name": run.name, "reason": run.reason, "exit_code": run.exit_code, "log": log}
         )
-    (folder / FAILED_FILE).write_text(json.dumps({_RUNS: told}, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / FAILED_FILE, {_RUNS: told})
 
 
 def read_failed(folder: Path) -> list[FailedRun]:

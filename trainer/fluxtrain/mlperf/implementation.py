@@ -13,7 +13,6 @@ SYSTEM_fluxtrain/
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -45,6 +44,7 @@ from fluxtrain.mlperf.evidence import (
     file_name,
     is_file,
     write_failed,
+    write_json,
 )
 from fluxtrain.mlperf.facts import (
     DATA_KEY,
@@ -265,7 +265,7 @@ def write_implementation(
     software, config = ran_software(runs), runs[0].resolved
     _copy_sources(software, folder / "fluxtrain")
     for index, run in enumerate(runs):
-        _write_json(folder / f"config_{index}.json", dict(run.config or {}))
+        write_json(folder / f"config_{index}.json", dict(run.config or {}))
         if (chain := chain_of(run)) is not None and is_file(chain):
             shutil.copyfile(chain, folder / enclosed_name(index))
         job = job_text(run, f"result-{index}", statements.image)
@@ -275,19 +275,18 @@ def write_implementation(
     _write_script(folder / "init_datasets.sh", init_datasets(runs[0], config))
     for script in sorted(_TEMPLATES.glob("*.sh")):
         _write_script(folder / script.name, script.read_text(encoding="utf-8"))
-    _write_json(folder / NODES_FILE, reported_nodes(runs))
+    write_json(folder / NODES_FILE, reported_nodes(runs))
     for index, run in enumerate(statements.others):
         (folder / OTHERS_FOLDER).mkdir(exist_ok=True)
         shutil.copyfile(run.log, folder / OTHERS_FOLDER / f"run_{index:02}.txt")
     write_failed(statements.failed, folder)
     if statements.waivers:
-        _write_json(folder / WAIVERS_FILE, dict(statements.waivers))
+        write_json(folder / WAIVERS_FILE, dict(statements.waivers))
     found = run_deviations(runs[0], statements.reasons)
     (folder / DEVIATIONS_FILE).write_text(statement(found), encoding="utf-8")
     about = implementation_json(runs[0], config, software, statements.image, folder.name)
-    _write_json(folder / f"{folder.name}.json", about)
-    facts = (software, statements.image, statements.waivers, statements.others, statements.failed)
-    text = readme(runs, description, *facts)
+    write_json(folder / f"{folder.name}.json", about)
+    text = readme(runs, description, software, statements)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -302,10 +301,6 @@ def _copy_sources(software: Software, target: Path) -> None:
         if path.is_file() and is_source(relative):
             (target / relative).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target / relative)
-
-
-def _write_json(path: Path, values: object) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_script(path: Path, text: str) -> None:
@@ -444,23 +439,20 @@ def readme(
     runs: Sequence[Run],
     description: Mapping[str, str],
     software: Software,
-    image: str | None,
-    waivers: Mapping[str, str],
-    others: Sequence[Run],
-    failed: Sequence[FailedRun],
+    statements: Statements,
 ) -> str:
     """Return the text for ``runs`` on the system of ``description``."""
-    rows = [f"- {rule}: {cell(reason)}" for rule, reason in waivers.items()]
+    rows = [f"- {rule}: {cell(reason)}" for rule, reason in statements.waivers.items()]
     head = "\nFindings of `fluxtrain mlperf review` that are waived:\n\n"
     return _TEMPLATE.read_text(encoding="utf-8").format(
         **description,
         version=software.fluxtrain,
         python=software.python,
         commit=software.revision or "unknown",
-        where=_where(software, image),
-        steps=_WITHOUT_IMAGE if image is None else _IN_IMAGE,
+        where=_where(software, statements.image),
+        steps=_WITHOUT_IMAGE if statements.image is None else _IN_IMAGE,
         results="\n".join(_row(f"result_{index}.txt", run) for index, run in enumerate(runs)),
-        others=_others(others, len(runs)) + _failed(failed),
+        others=_others(statements.others, len(runs)) + _failed(statements.failed),
         waived=head + "\n".join(rows) if rows else "",
     )
 

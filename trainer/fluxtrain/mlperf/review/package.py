@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fluxtrain.contract.resource.document import parse_yaml, read_text
 from fluxtrain.errors import UNSET, ConfigError, JoinedConfigError, StorageError
-from fluxtrain.mlperf.evidence import Result, Run
+from fluxtrain.mlperf.evidence import Result, Run, write_json
 from fluxtrain.mlperf.implementation import Statements, write_implementation
 from fluxtrain.mlperf.review.result_rules import OF_ALL_RUNS, OF_ONE_RESULT, Finding, Rule
 
@@ -80,7 +80,7 @@ def write_package(
         logs.mkdir(parents=True)
         for index, run in enumerate(runs):
             shutil.copyfile(run.log, logs / f"result_{index}.txt")
-        _write_json(partial / "systems" / f"{system}.json", description)
+        write_json(partial / "systems" / f"{system}.json", description)
         implementation = Path("benchmarks/flux1/implementations") / f"{system}_fluxtrain"
         write_implementation(runs, description, statements, partial / implementation)
         shutil.rmtree(organisation / implementation, ignore_errors=True)  # of an unfinished attempt
@@ -99,11 +99,6 @@ def _folder_name(field: str, name: str) -> str:
         text = "names a folder: letters, digits, '.', '_' and '-' only"
         raise ConfigError(field, name, text)
     return name
-
-
-def _write_json(path: Path, values: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 FIELDS: dict[str, str] = {
