@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from math import inf, sqrt
+from statistics import pstdev
 from typing import Literal
 
 from fluxtrain.contract.run.closed_division import is_benchmark
@@ -142,8 +143,7 @@ def compare_with_reference(
     samples: Sequence[float | None], global_batch_size: int, ruleset: str
 ) -> Convergence:
     """Compare the runs' ``samples`` to convergence with the reference; None: did not converge."""
-    counts = sorted(inf if count is None else count for count in samples)
-    mean = sum(counts[1:-1]) / (len(counts) - 2)
+    mean = _olympic_mean([inf if count is None else count for count in samples])
     point = reference_point(global_batch_size, ruleset)
     if point is None or mean == inf:
         return Convergence(False, mean, point, 1.0)
@@ -152,8 +152,13 @@ def compare_with_reference(
 
 def score(minutes: Sequence[float], scaling_factor: float) -> float:
     """Return a result's score in minutes: the mean without the fastest and the slowest run, scaled."""
-    kept = sorted(minutes)[1:-1]
-    return sum(kept) / len(kept) * scaling_factor
+    return _olympic_mean(minutes) * scaling_factor
+
+
+def _olympic_mean(values: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest of ``values``."""
+    kept = sorted(values)[1:-1]
+    return sum(kept) / len(kept)
 
 
 def describe_targets(global_batch_size: int, rulesets: Sequence[str]) -> list[str]:
@@ -221,11 +226,7 @@ def _origin(point: ReferencePoint) -> str:
 
 def _measured(global_batch_size: int, samples: Sequence[float]) -> ReferencePoint:
     """Return the mean without the extremes and the population deviation of all, as the checker does."""
-    ordered = sorted(samples)
-    mean = sum(ordered[1:-1]) / (len(ordered) - 2)
-    whole = sum(ordered) / len(ordered)
-    deviation = sqrt(sum((count - whole) ** 2 for count in ordered) / len(ordered))
-    return ReferencePoint(global_batch_size, mean, deviation)
+    return ReferencePoint(global_batch_size, _olympic_mean(samples), pstdev(samples))
 
 
 def _between(low: ReferencePoint, high: ReferencePoint, size: int) -> ReferencePoint:
