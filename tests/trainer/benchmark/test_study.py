@@ -13,7 +13,7 @@ from tests.trainer.benchmark.fake_machine import FakeMachine
 
 from fluxtrain.benchmark.report import PLOT_FILE, write_report
 from fluxtrain.benchmark.results import NUM_PARTS, Results, Trial, settings
-from fluxtrain.benchmark.task import Study, batches_up_to, largest_that_fits, rank_counts
+from fluxtrain.benchmark.task import Study, largest_that_fits, powers_up_to, rank_counts
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.contract.run.setting import Setting
@@ -294,4 +294,4 @@ def test_it_doubles_then_bisects() -> None:
     [(0, []), (1, [1]), (2, [1, 2]), (7, [1, 2, 4, 7]), (8, [1, 2, 4, 8])],
 )
 def test_powers_of_two_and_the_largest_are_measured(largest: int, batches: list[int]) -> None:
-    assert batches_up_to(largest) == batches
+    assert powers_up_to(largest) == batches

@@ -115,7 +115,7 @@ class Study:
             self._config.benchmark.largest_micro_batch,
         )
         _print(f"{setting}: the largest micro batch that fits is {largest}")
-        found = [self._measure(setting, batch) for batch in batches_up_to(largest)]
+        found = [self._measure(setting, batch) for batch in powers_up_to(largest)]
         batch = largest
         while found and found[-1].status == Status.OUT_OF_MEMORY and batch > 1:
             batch -= max(1, batch // 8)  # it fits for a few steps only
@@ -183,38 +183,14 @@ def largest_that_fits(fits: Callable[[int], bool], first: int, most: int) -> int
 
     The first try is ``first``. A batch is expected to fit if a larger one does.
     """
-    batch = min(first, most)
-    if fits(batch):
-        below, above = _double(fits, batch, most)
-    else:
-        below, above = _halve(fits, batch)
+    below, above, batch = 0, most + 1, min(first, most)
     while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if fits(middle) else (below, middle)
+        below, above = (batch, above) if fits(batch) else (below, batch)
+        batch = min(2 * below, most) if above > most else (below + above) // 2
     return below
 
 
-def _double(fits: Callable[[int], bool], batch: int, most: int) -> tuple[int, int]:
-    """Return a batch that fits, and a larger one that does not, or is above ``most``."""
-    while batch < most:
-        larger = min(2 * batch, most)
-        if not fits(larger):
-            return batch, larger
-        batch = larger
-    return most, most + 1
-
-
-def _halve(fits: Callable[[int], bool], batch: int) -> tuple[int, int]:
-    """Return a batch that fits, 0 if none does, and a larger one that does not."""
-    while batch > 1:
-        smaller = batch // 2
-        if fits(smaller):
-            return smaller, batch
-        batch = smaller
-    return 0, 1
-
-
-def batches_up_to(largest: int) -> list[int]:
+def powers_up_to(largest: int) -> list[int]:
     """Return the powers of two below ``largest``, and ``largest``; nothing if it is 0."""
     powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent < largest]
     return [*powers, largest] if largest else []
@@ -233,12 +209,8 @@ def check_benchmark(config: RunConfig, paths: RunPaths) -> None:
 def rank_counts(num_nodes: int, local_size: int) -> list[int]:
     """Return the numbers of ranks of a study: powers of two of nodes, or of ranks of one node, and all."""
     if num_nodes > 1:
-        return [nodes * local_size for nodes in (*_powers_below(num_nodes), num_nodes)]
-    return [*_powers_below(local_size), local_size]
-
-
-def _powers_below(limit: int) -> list[int]:
-    return [1 << exponent for exponent in range(limit.bit_length()) if 1 << exponent < limit]
+        return [nodes * local_size for nodes in powers_up_to(num_nodes)]
+    return powers_up_to(local_size)
 
 
 def weak(trial: Trial, num_ranks: int) -> Trial:
