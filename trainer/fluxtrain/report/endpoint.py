@@ -31,8 +31,7 @@ class Endpoint:
         self.alive, self.set_phase = self.progress.alive, self.progress.enter
         self._port, self._address = config.logging.metrics_port, paths.metrics_address
         self._world_stack = world.exit_stack
-        self._title = paths.output.name
-        self._page: Callable[[Mapping[str, Any]], str] | None = None
+        self._page: Page = partial(progress_page, paths.output.name)
         self._file: File = _no_file
         self.progress.update(
             rank=world.rank,
@@ -44,22 +43,17 @@ class Endpoint:
     def start(self, stack: ExitStack) -> None:
         """Serve until all ranks are done; write the progress for the agent when ``stack`` is closed."""
         stop = serve(
-            self.metrics.registry, self.progress, self._address, self._port, self._html, self._read
+            *(self.metrics.registry, self.progress, self._address, self._port),
+            lambda progress: self._page(progress),
+            lambda name: self._file(name),
         )
         if stop is not None:
             self._world_stack.callback(stop)
         stack.callback(write_progress, self.progress)
 
-    def show(self, page: Callable[[Mapping[str, Any]], str], file: File) -> None:
+    def show(self, page: Page, file: File) -> None:
         """Serve at / what ``page`` returns for the values of /progress, and its pictures, from now on."""
         self._page, self._file = page, file
-
-    def _read(self, name: str) -> bytes | None:
-        return self._file(name)
-
-    def _html(self) -> str:
-        page = self._page or partial(progress_page, self._title)
-        return page(self.progress.read())
 
     def step_done(self, **values: object) -> None:
         """Record a finished step of the task and update ``values``."""
@@ -75,6 +69,8 @@ class Endpoint:
         self.set_phase(before)
 
 
+Page = Callable[[Mapping[str, Any]], str]
+"""Returns the page for the values of /progress."""
 File = Callable[[str], bytes | None]
 """Returns the PNG file of a page's picture by its address; None if there is none."""
 
@@ -84,6 +80,7 @@ def _no_file(name: str) -> None:
 
 
 LOOPBACK = "127.0.0.1"
+_PLAIN_PAGE: Page = partial(progress_page, "fluxtrain")
 
 
 def serve(
@@ -91,13 +88,13 @@ def serve(
     progress: Progress,
     address: str,
     port: int | None,
-    page: Callable[[], str] | None = None,
+    page: Page = _PLAIN_PAGE,
     file: File = _no_file,
 ) -> Callable[[], None] | None:
     """Serve /metrics, /progress and /healthz in a thread; return a function that stops it, None for port 0.
 
-    At / is what ``page`` returns, or a page with the progress; ``file`` returns its pictures. A pod's port is
-    on the loopback address too, which ``kubectl port-forward`` connects to, unless somebody else has it.
+    At / is what ``page`` returns for the progress; ``file`` returns its pictures. A pod's port is on the
+    loopback address too, which ``kubectl port-forward`` connects to, unless somebody else has it.
 
     ``port`` None means METRICS_PORT, or a free port if that is in use. Sets "port" of ``progress``. Raises
     ConfigError if the requested port is in use.
@@ -142,13 +139,9 @@ def _bind(handler: type[Handler], address: str, port: int | None) -> Server:
 def _handler(
     registry: CollectorRegistry,
     progress: Progress,
-    page: Callable[[], str] | None,
+    page: Page,
     file: File,
 ) -> type[Handler]:
-    def html() -> bytes:
-        text = progress_page("fluxtrain", progress.read()) if page is None else page()
-        return text.encode()
-
     class OwnHandler(Handler):
         def do_GET(self) -> None:  # noqa: N802  (of http.server)
             if self.path == "/metrics":
@@ -159,7 +152,8 @@ def _handler(
             elif self.path == "/healthz":
                 self.respond(200, b"ok\n", "text/plain")
             elif self.path == "/":
-                self.respond(200, html(), "text/html; charset=utf-8", PAGE_HEADERS)
+                html = page(progress.read()).encode()
+                self.respond(200, html, "text/html; charset=utf-8", PAGE_HEADERS)
             elif (picture := file(self.path[1:])) is not None:
                 self.respond(200, picture, "image/png", PAGE_HEADERS)
             else:

@@ -345,9 +345,7 @@ def serve_page(page: RunPage, progress: Progress) -> Any:
     from prometheus_client import CollectorRegistry
 
     registry = CollectorRegistry()
-    return serve(
-        registry, progress, "127.0.0.1", None, lambda: page.live(progress.read()), page.file
-    )
+    return serve(registry, progress, "127.0.0.1", None, page.live, page.file)
 
 
 def get(address: str) -> str:
