@@ -360,25 +360,38 @@ PAGE_START = (
 """By which a page is told from other files."""
 
 
+def document(
+    title: str, parts: Iterable[str], style: str = "", head: str = "", main: str = ""
+) -> str:
+    """Return a page of ``parts`` below its ``title``, in characters that UTF-8 has.
+
+    Names of files may have any bytes. ``main`` are attributes of the element that has the parts.
+    """
+    lines = [
+        PAGE_START,
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"{head}<title>{escape(title)}</title><style>{STYLE}{style}</style></head><body>",
+        f"<main{main}><h1>{escape(title)}</h1>",
+        *filter(None, parts),
+        f"</main><script>{SCRIPT}</script></body></html>\n",
+    ]
+    return "\n".join(lines).encode(errors="backslashreplace").decode()
+
+
 def render(contents: Contents) -> str:
-    """Return the page, in characters that UTF-8 has: names of files may have any bytes."""
+    """Return the page of a run, or of several."""
     meta = f'<meta http-equiv="refresh" content="{_REFRESH_SECONDS}">'
     refresh = f"<noscript>{meta}</noscript>" * contents.is_live
     live = f' data-seconds="{_REFRESH_SECONDS}"' * contents.is_live
     parts = [
-        PAGE_START,
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"{refresh}<title>{escape(contents.title)}</title><style>{STYLE}</style></head><body>",
-        f"<main{live}><h1>{escape(contents.title)}</h1>",
         _figures(contents.figures),
         *_samples(contents),
         *_charts(contents),
         *_settings(contents),
         f"<footer>{escape(contents.attribution)} <span>fluxtrain {__version__}</span></footer>",
-        f"</main><script>{SCRIPT}</script></body></html>\n",
     ]
-    return "\n".join(filter(None, parts)).encode(errors="backslashreplace").decode()
+    return document(contents.title, parts, head=refresh, main=live)
 
 
 def _figures(figures: Sequence[Figure]) -> str:

@@ -11,7 +11,7 @@ from fluxtrain.errors import ConfigError, StorageError
 from fluxtrain.mlperf.compliance import sanitize
 from fluxtrain.mlperf.review.review import number_of, paragraphs, render_unknowns
 from fluxtrain.mlperf.review.verdict import HEADINGS, NUMBERS, Verdict
-from fluxtrain.report.page import PAGE_START, POLICY, SCRIPT, STYLE, Chart, Series
+from fluxtrain.report.page import PAGE_START, Chart, Series, document
 from fluxtrain.runtime.progress import counted
 
 _STYLE = """
@@ -52,18 +52,13 @@ def page(verdicts: Sequence[Verdict], left_out: str) -> str:
     total = sum(number_of(each.findings) for each in verdicts)
     told = f"{counted(total, 'finding')} in {logs}{'. ' if left_out else ''}{left_out}."
     parts = [
-        PAGE_START,
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{title}</title><style>{STYLE}{_STYLE}</style></head><body><main>",
-        f"<h1>{title}</h1><p>{escape(told)}</p>",
+        f"<p>{escape(told)}</p>",
         _table(verdicts),
         *(_section(number, each) for number, each in enumerate(verdicts)),
         "<footer>A finding breaks a rule, a note is what a reviewer asks about, unknown is what the files "
         f"cannot show. <span>fluxtrain {__version__}</span></footer>",
-        f"</main><script>{SCRIPT}</script></body></html>\n",
     ]
-    return "\n".join(parts).encode(errors="backslashreplace").decode()
+    return document(title, parts, _STYLE)
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
