@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile
@@ -112,7 +112,7 @@ class MLPerfLog:
         for line in kept:
             log._state.update(line.key, line.samples, line.value)
             log._print(line.text)
-        if log._state.run_started or samples:
+        if "run_start" in log._state.keys or samples:
             log._resume(samples, facts)
         else:
             log._start(facts)
@@ -120,7 +120,7 @@ class MLPerfLog:
 
     def ready(self) -> None:
         """Log the end of the initialisation and the start of the run, once per run."""
-        if self._state.begun and not self._state.run_started:
+        if "init_start" in self._state.keys and "run_start" not in self._state.keys:
             self._write("end", "init_stop")
             self._write("start", "run_start")
 
@@ -129,9 +129,9 @@ class MLPerfLog:
     ) -> None:
         """Log the sizes of the data sets, unless they are stated, and the ``digests`` of their indices."""
         self._eval_samples = eval_samples
-        if not self._state.train_samples_stated:
+        if "train_samples" not in self._state.keys:
             self._write("event", "train_samples", train_samples)
-        if self._division == "closed" and not self._state.eval_samples_stated:
+        if self._division == "closed" and "eval_samples" not in self._state.keys:
             self._write("event", "eval_samples", eval_samples)
         if self.chain is not None:
             self.chain.append(DATA, digests=dict(digests))
@@ -164,7 +164,7 @@ class MLPerfLog:
         ``used`` is the number of validation samples in the mean, None for the whole set.
         """
         used = self._eval_samples if used is None else used
-        if not self._state.eval_samples_stated:
+        if "eval_samples" not in self._state.keys:
             self._write("event", "eval_samples", used)
         self._write("event", "eval_accuracy", float(loss), samples=samples, eval_samples=used)
         if not self._is_closed:
@@ -198,12 +198,16 @@ class MLPerfLog:
 
     @property
     def _is_closed(self) -> bool:
-        return self._begins_closed and not self._state.left_closed
+        return self._begins_closed and DIVISION_KEY not in self._state.keys
+
+    @property
+    def _is_finished(self) -> bool:
+        return "run_stop" in self._state.keys
 
     def close(self) -> None:
         """Close the file, and the chain."""
         if self.chain is not None:
-            self.chain.close(self._state.finished)
+            self.chain.close(self._is_finished)
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -227,7 +231,7 @@ class MLPerfLog:
 
         Raises ConfigError if the run must be closed, and has other ranks or nodes than before.
         """
-        if self._state.finished:
+        if self._is_finished:
             return
         before, other = self._state.ranks, _other_ranks(self._state.ranks, facts)
         if other is not None and self._is_closed and self._division == "closed":
@@ -258,7 +262,7 @@ class MLPerfLog:
         at: float | None = None,
     ) -> None:
         """Write one event; stack_offset puts the line of the calling method into its metadata."""
-        if self._state.finished or self._mllog is None:
+        if self._is_finished or self._mllog is None:
             return
         fields = {"status": status, "samples_count": samples, "eval_samples": eval_samples}
         metadata = {name: value for name, value in fields.items() if value is not None}
@@ -415,20 +419,15 @@ def _hash_weights(chain: Chain, weights: Path, closing: ExitStack) -> None:
 
 @dataclass
 class LogState:
-    """The open intervals of a log."""
+    """The events of a log so far, and its open intervals."""
 
-    begun: bool = False
-    run_started: bool = False
-    finished: bool = False
-    train_samples_stated: bool = False
-    eval_samples_stated: bool = False
+    keys: set[str] = field(default_factory=set)
+    """Those of all events so far; DIVISION_KEY says that rules of the closed division were broken."""
     digests: object = None
     """Those of the data sets' indices that the log states."""
     target: object = UNSET
     """The evaluation loss that ends the run, as the log states it."""
     block_open: bool = False
-    left_closed: bool = False
-    """Whether rules of the closed division were broken."""
     ranks: dict[str, Any] | None = None
     """The ranks and nodes of the last start, None if no line has them."""
     eval_without_stop: int | None = None
@@ -436,22 +435,17 @@ class LogState:
 
     def update(self, key: str, samples: int | None = None, value: object = None) -> None:
         """Update the state with the next event."""
-        self.left_closed |= key == DIVISION_KEY
+        self.keys.add(key)
         if key in (RANKS_KEY, "run_resumed") and isinstance(value, dict):
             self.ranks = value
         if key in ("block_start", "block_stop"):
             self.block_open = key == "block_start"
         elif key in ("eval_accuracy", "eval_stop"):
             self.eval_without_stop = samples if key == "eval_accuracy" else None
-        self.begun |= key == "init_start"
         if key == DATA_KEY:
             self.digests = value
         if key == TARGET_KEY:
             self.target = value
-        self.train_samples_stated |= key == "train_samples"
-        self.eval_samples_stated |= key == "eval_samples"
-        self.run_started |= key == "run_start"
-        self.finished |= key == "run_stop"
 
 
 def lines_until(path: Path, samples: int, config: RunConfig) -> list[LogLine]:
