@@ -181,24 +181,20 @@ def implementation_json(
 
 DEVIATIONS_FILE = "deviations.md"
 _MAX_SHOWN = 8
+_STATEMENT = """\
+# Differences from the reference
+
+How these runs differ from MLCommons' reference of the benchmark, where it bears on numbers.
+
+| | reference | these runs | reason |
+|---|---|---|---|
+"""
 _NO_REASON = "set by the job; the submitter gave no reason"
 
 
 def statement(found: Sequence[Deviation]) -> str:
     """Return the statement in Markdown: one row for each difference."""
-    rows = [f"{row_of(each, each.reason or _NO_REASON)} |" for each in found]
-    return "\n".join(
-        [
-            "# Differences from the reference",
-            "",
-            "How these runs differ from MLCommons' reference of the benchmark, where it bears on numbers.",
-            "",
-            "| | reference | these runs | reason |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    return _STATEMENT + "".join(f"{row_of(each, each.reason or _NO_REASON)} |\n" for each in found)
 
 
 def row_of(found: Deviation, reason: str) -> str:
@@ -346,38 +342,35 @@ def find_image(given: str | None, software: Software, closed: bool) -> str | Non
     return image
 
 
+_ON_IMAGE = """\
+# The image that ran, by its digest, with this folder in it.
+# It was built by images/trainer.Dockerfile of fluxtrain, commit {commit}.
+FROM {image}
+COPY . /implementation
+LABEL org.opencontainers.image.revision={commit}
+ENTRYPOINT []
+CMD ["/implementation/run_and_time.sh"]
+"""
+_ON_PYTHON = """\
+# What ran {known}. This image has the same Python and packages.
+# Torch for GPUs is not in pip's default index: --build-arg PIP_OPTIONS=--index-url=...
+FROM python:{python}-slim
+ARG PIP_OPTIONS=""
+COPY requirements.txt /tmp/
+RUN pip install --no-cache-dir ${{PIP_OPTIONS}} --no-deps --requirement /tmp/requirements.txt
+COPY . /implementation
+LABEL org.opencontainers.image.revision={commit}
+CMD ["/implementation/run_and_time.sh"]
+"""
+
+
 def dockerfile(software: Software, image: str | None) -> str:
     """Return a Dockerfile of what ran: from ``image``, or from Python and the packages of the runs."""
     commit = software.revision or "unknown"
-    label = f"LABEL org.opencontainers.image.revision={commit}"
     if image is not None:
-        return "\n".join(
-            [
-                "# The image that ran, by its digest, with this folder in it.",
-                f"# It was built by images/trainer.Dockerfile of fluxtrain, commit {commit}.",
-                f"FROM {image}",
-                "COPY . /implementation",
-                label,
-                "ENTRYPOINT []",
-                'CMD ["/implementation/run_and_time.sh"]',
-                "",
-            ]
-        )
+        return _ON_IMAGE.format(image=image, commit=commit)
     known = "was not in a container" if not software.in_container else "is not known by its digest"
-    return "\n".join(
-        [
-            f"# What ran {known}. This image has the same Python and packages.",
-            "# Torch for GPUs is not in pip's default index: --build-arg PIP_OPTIONS=--index-url=...",
-            f"FROM python:{software.python}-slim",
-            'ARG PIP_OPTIONS=""',
-            "COPY requirements.txt /tmp/",
-            "RUN pip install --no-cache-dir ${PIP_OPTIONS} --no-deps --requirement /tmp/requirements.txt",
-            "COPY . /implementation",
-            label,
-            'CMD ["/implementation/run_and_time.sh"]',
-            "",
-        ]
-    )
+    return _ON_PYTHON.format(known=known, python=software.python, commit=commit)
 
 
 _STORAGE = {
