@@ -17,6 +17,7 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import FluxtrainError
+from fluxtrain.mlperf.compliance import some
 from fluxtrain.mlperf.evidence import Result, Run, count_of, read_object
 from fluxtrain.mlperf.facts import SOURCE, num_nodes, source_digest
 from fluxtrain.mlperf.implementation import (
@@ -196,7 +197,7 @@ def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
         ("did not run, but is in requirements.txt", [line for line in listed if line not in ran]),
     ):
         if lines:
-            yield f"{_shown(lines)} {text}"
+            yield f"{some(lines, _MAX_SHOWN)} {text}"
 
 
 @rule("2.2", _AGAIN)
@@ -208,7 +209,7 @@ def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
     if told is None:
         yield f"{result.implementation.name} has no {NODES_FILE}"
     elif differ := _different(told, reported):
-        yield f"{NODES_FILE} differs from the logs in {_shown(differ)}"
+        yield f"{NODES_FILE} differs from the logs in {some(differ, _MAX_SHOWN)}"
 
 
 @rule("9.1", _AGAIN)
@@ -224,7 +225,7 @@ def jobs_are_of_the_configuration(result: Result) -> Iterator[str]:
         except FluxtrainError as error:
             found = [str(error)]
         if found:
-            yield f"{path.name}: {_shown(found)}"
+            yield f"{path.name}: {some(found, _MAX_SHOWN)}"
 
 
 @rule("9.1", _AGAIN)
@@ -255,7 +256,7 @@ def implementation_is_as_described(result: Result) -> Iterator[str]:
         about = (software, told.get("image"), folder.name)
         expected = implementation_json(result.runs[0], config, *about)
         if differ := _different(told, expected):
-            yield f"{folder.name}.json differs from the runs in {_shown(differ)}"
+            yield f"{folder.name}.json differs from the runs in {some(differ, _MAX_SHOWN)}"
 
 
 @rule(_SUBMISSION_RULES, _AGAIN)
@@ -269,7 +270,7 @@ def deviations_are_stated(result: Result) -> Iterator[str]:
     elif _is_ours(software):
         found = run_deviations(result.runs[0], {})
         if missing := [each.topic for each in found if row_of(each, "") not in text]:
-            yield f"{DEVIATIONS_FILE} does not state {_shown(missing)}"
+            yield f"{DEVIATIONS_FILE} does not state {some(missing, _MAX_SHOWN)}"
 
 
 @rule("13", "Let MLCommons' package checker write it, from the logs.")
@@ -365,8 +366,3 @@ def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def _shown(texts: list[str]) -> str:
-    more = len(texts) - _MAX_SHOWN
-    return ", ".join(texts[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.mlperf.compliance import some
 from fluxtrain.mlperf.evidence import FailedRun, Result, Run, chain_of, is_file
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.log_lines import is_number
@@ -155,7 +156,7 @@ def converged_runs(result: Result) -> Iterator[str]:
     lost = [run.name for run in result.runs if not run.succeeded]
     lost += [run.name for run in result.failed if _did_not_converge(run, result)]
     if len(lost) > 1:
-        yield f"{len(lost)} runs did not reach the target: {_names(lost)}"
+        yield f"{len(lost)} runs did not reach the target: {some(lost, _MAX_NAMES)}"
 
 
 @rule("2.2", _SAME)
@@ -207,7 +208,7 @@ def seeds_are_random(result: Result) -> Iterator[str]:
             found[seed].append(run.name)
     for seed, names in found.items():
         if len(names) > 1:
-            yield f"the seed {seed} is that of {_names(names)}"
+            yield f"the seed {seed} is that of {some(names, _MAX_NAMES)}"
 
 
 @rule("12", "Give each run once.")
@@ -224,7 +225,7 @@ def runs_are_different_runs(result: Result) -> Iterator[str]:
                 same[value].append(run.name)
         for names in same.values():
             if len(names) > 1:
-                yield f"{_names(names)} {what}"
+                yield f"{some(names, _MAX_NAMES)} {what}"
 
 
 @rule(
@@ -268,17 +269,12 @@ def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
         found[json.dumps(value, sort_keys=True)].append(name)
     if len(found) > 1:
         common, *others = sorted(found, key=lambda text: -len(found[text]))
-        told = "; ".join(f"{_short(text)} in {_names(found[text])}" for text in others)
+        told = "; ".join(f"{_short(text)} in {some(found[text], _MAX_NAMES)}" for text in others)
         yield f"{what} is {_short(common)} in most runs, but {told}"
 
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _names(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return f"{', '.join(names[:_MAX_NAMES])}{f' and {more} more' if more > 0 else ''}"
 
 
 def _start(run: Run) -> object:

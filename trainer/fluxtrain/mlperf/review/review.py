@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.compliance import ToolResult, check, sanitize
+from fluxtrain.mlperf.compliance import ToolResult, check, sanitize, some
 from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.rcp import NUM_RUNS
 from fluxtrain.mlperf.review import package_rules, plausibility, result_rules, run_rules
@@ -144,11 +144,7 @@ def _with_places(findings: Iterable[Finding]) -> dict[Finding, list[str]]:
 
 
 def _places(names: Sequence[str]) -> str:
-    if not any(names):
-        return ""
-    shown = ", ".join(names[:_MAX_PLACES])
-    more = len(names) - _MAX_PLACES
-    return f"{shown} and {more} more: " if more > 0 else f"{shown}: "
+    return f"{some(names, _MAX_PLACES)}: " if any(names) else ""
 
 
 def grouped(texts: Mapping[str, str]) -> str:
