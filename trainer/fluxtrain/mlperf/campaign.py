@@ -27,7 +27,7 @@ from fluxtrain.mlperf import rcp
 from fluxtrain.mlperf.compliance import best_fit, describe_fit, fit, sanitize
 from fluxtrain.mlperf.evidence import FailedRun, Run, read_run
 from fluxtrain.mlperf.facts import DIVISION_KEY
-from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, kubectl, ran_job, read_outputs
+from fluxtrain.mlperf.jobs import RAN_JOB_FILE, items, jobs_of, kubectl, ran_job, read_outputs
 from fluxtrain.mlperf.log_lines import NO_TARGET, TOKEN, Outcome, month_of, target_of
 from fluxtrain.mlperf.rcp import median_window
 from fluxtrain.report.records import EvaluationPoint, samples_to_target
@@ -52,9 +52,7 @@ def collect(selector: str, namespace: str | None, folder: Path) -> Collected:
     A Failed job whose log has an end is a run like those that are Complete. Raises ConfigError if kubectl is
     missing or fails, if a job is not over, or if neither the volume nor a pod of a Complete one has its log.
     """
-    jobs = items("fluxtrainings", selector, namespace)
-    if not jobs:
-        raise ConfigError("--selector", selector, "no FluxTraining has these labels")
+    jobs = jobs_of(selector, namespace)
     for job in jobs:
         phase = job.get("status", {}).get("phase")
         if phase not in ("Complete", "Failed"):
@@ -118,8 +116,12 @@ def _fetch(
     output.mkdir()
     found = volumes.get(name, {})
     log = found.get(MLPERF_FILE, "")
-    if _END not in log:
-        log = _log(name, namespace)
+    if _END not in log and _END not in (log := log_of_pods(name, namespace)):
+        text = (
+            "neither its output volume nor a pod has its MLPerf log; keep the pods "
+            "(spec.lifecycle.cleanPods: Running or None), or give the output folders instead"
+        )
+        raise ConfigError(name, UNSET, text)
     (output / MLPERF_FILE).write_text(log, encoding="utf-8")
     if CHAIN_FILE in found:
         (output / CHAIN_FILE).write_text(found[CHAIN_FILE], encoding="utf-8")
@@ -139,19 +141,6 @@ def _config(job: dict[str, Any], namespace: str | None) -> str:
     if CONFIG_FILE not in data:
         raise ConfigError(str(job["metadata"]["name"]), UNSET, "its config map is gone")
     return str(data[CONFIG_FILE])
-
-
-def _log(name: str, namespace: str | None) -> str:
-    """Return the complete MLPerf log; any of the pods may have been rank 0 at the end."""
-    text = log_of_pods(name, namespace)
-    if _END in text:
-        return text
-    raise ConfigError(
-        name,
-        UNSET,
-        "neither its output volume nor a pod has its MLPerf log; keep the pods (spec.lifecycle.cleanPods: "
-        "Running or None), or give the output folders instead",
-    )
 
 
 LABEL = "campaign"
@@ -297,11 +286,8 @@ def runs_of_jobs(selector: str, namespace: str | None, folder: Path) -> list[Obs
 
     Raises ConfigError if kubectl fails, or no job has the labels.
     """
-    jobs = items("fluxtrainings", selector, namespace)
-    if not jobs:
-        raise ConfigError("--selector", selector, "no FluxTraining has these labels")
     found = []
-    for job in jobs:
+    for job in jobs_of(selector, namespace):
         name, phase = str(job["metadata"]["name"]), str(job.get("status", {}).get("phase", ""))
         log = None
         if text := log_of_pods(name, namespace):

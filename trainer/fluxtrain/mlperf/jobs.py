@@ -60,6 +60,13 @@ def items(kind: str, selector: str, namespace: str | None) -> list[dict[str, Any
     return sorted(found, key=lambda item: str(item["metadata"]["name"]))
 
 
+def jobs_of(selector: str, namespace: str | None) -> list[dict[str, Any]]:
+    """Return the FluxTrainings with the labels ``selector``; ConfigError without any."""
+    if not (jobs := items("fluxtrainings", selector, namespace)):
+        raise ConfigError("--selector", selector, "no FluxTraining has these labels")
+    return jobs
+
+
 Object = dict[str, Any]
 FILES = (MLPERF_FILE, CONFIG_FILE, CHAIN_FILE)
 """What is read of an output folder."""
