@@ -173,10 +173,9 @@ def samples_to_target(
     if reached := next((samples for samples, loss in points if loss <= target), None):
         return reached
     points = points[-_LAST:]
-    num_different = len({samples for samples, _ in points})
-    if num_different < _LEAST or not all(math.isfinite(loss) for _, loss in points):
-        return None
     logs = [math.log(samples) for samples, _ in points]
+    if len(set(logs)) < _LEAST or not all(math.isfinite(loss) for _, loss in points):
+        return None
     mean_log = sum(logs) / len(logs)
     mean_loss = sum(loss for _, loss in points) / len(points)
     spread = sum((x - mean_log) ** 2 for x in logs)
