@@ -36,7 +36,7 @@ from fluxtrain.mlperf.chain import (
 from fluxtrain.mlperf.chain import parse as parse_chain
 from fluxtrain.mlperf.evidence import Run
 from fluxtrain.mlperf.facts import CHAIN_KEY
-from fluxtrain.mlperf.log_lines import TOKEN, parse
+from fluxtrain.mlperf.log_lines import TOKEN
 from fluxtrain.mlperf.log_lines import parse as parse_line
 from fluxtrain.runtime.files import blocks_of
 from fluxtrain.state import run_state
@@ -107,7 +107,7 @@ def first_difference(texts: Sequence[str], chained: Sequence[str]) -> str:
 
 
 def _changed(found: str, chained: str) -> str:
-    one, other = parse(0, found), parse(0, chained)
+    one, other = parse_line(0, found), parse_line(0, chained)
     if one.fault:
         return f"its text: {one.fault}"
     names = [name for name in other.fields if one.fields.get(name) != other.fields[name]]
@@ -118,7 +118,7 @@ def _changed(found: str, chained: str) -> str:
 
 
 def _brief(text: str) -> str:
-    return parse(0, text).key[:60] or text[:60]
+    return parse_line(0, text).key[:60] or text[:60]
 
 
 _DRAWN = ("seed", RANDOM_SEED)
@@ -516,7 +516,7 @@ def verify(
 
 def _result(records: Sequence[Record], verdict: Verdict) -> dict[str, object]:
     """Return the result by the chained lines; find the lines that name another chain."""
-    chained = [parse(line.number, line.text) for line in lines_of(records)]
+    chained = [parse_line(line.number, line.text) for line in lines_of(records)]
     run = Run("chain", Path(), chained)
     names = {
         str(line.value.get("run")) for line in run.all(CHAIN_KEY) if isinstance(line.value, dict)
