@@ -9,8 +9,7 @@ import re
 import socket
 import struct
 import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from matplotlib import pyplot
+from matplotlib.axes import Axes
 from prometheus_client import CollectorRegistry
 from tests.trainer.data.formats.encoded_sets import sample
+from tests.trainer.report.served import get, served
 
 from fluxtrain.contract.process import ENV_TERMINATION_MESSAGE
 from fluxtrain.contract.run.resolve import resolve
@@ -43,11 +44,6 @@ from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress import Progress
 
 
-def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as response:
-        return str(response.read().decode())
-
-
 def test_no_step_is_repeated_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records = Records(path, 0)
@@ -67,18 +63,13 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
     metrics = Metrics(progress)
     metrics.of_step["step"].set(7)
     progress.update(step=7)
-    stop = serve(metrics.registry, progress, "127.0.0.1", None)
-    assert stop is not None
-    port = progress.read()["port"]
-    try:
+    with served(progress, registry=metrics.registry) as port:
         assert "fluxtrain_step 7.0" in get(port, "/metrics")
         assert 'fluxtrain_phase_seconds_total{phase="import"} ' in get(port, "/metrics")
         assert json.loads(get(port, "/progress"))["step"] == 7
         with pytest.raises(urllib.error.HTTPError) as missing:
             get(port, "/etc/passwd")
         missing.value.close()
-    finally:
-        stop()
 
 
 @pytest.mark.parametrize(
@@ -87,17 +78,13 @@ def test_the_endpoint_serves_metrics_and_progress() -> None:
 def test_clients_that_hang_up_print_nothing(
     request_text: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    progress = Progress()
-    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
-    assert stop is not None
-    address = ("127.0.0.1", int(progress.read()["port"]))
-    for _ in range(20):
-        with socket.create_connection(address) as connection:
-            # a reset instead of an orderly end
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.sendall(request_text)
-    assert get(address[1], "/healthz") == "ok\n"
-    stop()
+    with served() as port:
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                # a reset instead of an orderly end
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(request_text)
+        assert get(port, "/healthz") == "ok\n"
     assert capfd.readouterr() == ("", "")
 
 
@@ -115,14 +102,11 @@ def test_every_metric_has_the_prefix_and_a_help_text() -> None:
 
 
 def test_a_requested_port_in_use_is_an_error() -> None:
-    progress = Progress()
-    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
-    assert stop is not None
-    try:
-        with pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"):
-            serve(CollectorRegistry(), Progress(), "127.0.0.1", progress.read()["port"])
-    finally:
-        stop()
+    with (
+        served() as port,
+        pytest.raises(ConfigError, match=r"spec\.run\.logging\.metrics_port: got \d+; cannot"),
+    ):
+        serve(CollectorRegistry(), Progress(), "127.0.0.1", port)
 
 
 @pytest.mark.parametrize(
@@ -131,27 +115,17 @@ def test_a_requested_port_in_use_is_an_error() -> None:
 )
 def test_a_port_is_reached_by_ipv4_and_ipv6(address: str, reached: list[str]) -> None:
     """A pod has the loopback address in addition, for ``kubectl port-forward``."""
-    progress = Progress()
-    stop = serve(CollectorRegistry(), progress, address, None)
-    assert stop is not None
-    port = int(progress.read()["port"])
-    try:
+    with served(address=address) as port:
         for host in reached:
-            with urllib.request.urlopen(f"http://{host_port(host, port)}/healthz") as answer:
-                assert answer.read() == b"ok\n"
+            assert get(port, "/healthz", host) == "ok\n"
         with pytest.raises(ConfigError, match=rf"on {re.escape(host_port(address, port))} \("):
             serve(CollectorRegistry(), Progress(), address, port)
-    finally:
-        stop()
 
 
 def test_clients_that_send_slowly_keep_nobody_out() -> None:
-    progress, clients = Progress(), list[socket.socket]()
-    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
-    assert stop is not None
-    port = int(progress.read()["port"])
+    clients = list[socket.socket]()
     with ExitStack() as stack:
-        stack.callback(stop)
+        port = stack.enter_context(served())
         for _ in range(100):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 30))
             client.sendall(b"GET /metrics HTTP/1.1\r\n")
@@ -163,16 +137,9 @@ def test_clients_that_send_slowly_keep_nobody_out() -> None:
 
 
 def test_the_lines_of_a_request_are_bounded_together() -> None:
-    progress = Progress()
-    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
-    assert stop is not None
-    try:
-        address = "127.0.0.1", int(progress.read()["port"])
-        with socket.create_connection(address, 30) as client:
-            client.sendall(b"GET /healthz HTTP/1.1\r\nA: " + b"b" * 20_000 + b"\r\n\r\n")
-            assert b" 431 " in client.recv(1000)
-    finally:
-        stop()
+    with served() as port, socket.create_connection(("127.0.0.1", port), 30) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nA: " + b"b" * 20_000 + b"\r\n\r\n")
+        assert b" 431 " in client.recv(1000)
 
 
 def test_port_zero_serves_nothing() -> None:
@@ -285,28 +252,32 @@ def test_losses_that_cannot_be_drawn_are_left_out() -> None:
     ]
 
 
-def test_the_loss_curve_has_both_lines_of_the_training() -> None:
+@pytest.fixture
+def axes() -> Iterator[Axes]:
     figure, axes = pyplot.subplots()
+    yield axes
+    pyplot.close(figure)
+
+
+def test_the_loss_curve_has_both_lines_of_the_training(axes: Axes) -> None:
     records = [{"samples": 32 * step, "train_loss": 2.0 - step / 100} for step in range(110)]
     draw_losses(axes, records, None, None)
     raw, smooth = (line.get_xydata() for line in axes.lines)
     assert smooth == pytest.approx(raw)
-    pyplot.close(figure)
 
 
-def test_the_only_point_of_a_loss_curve_is_drawn() -> None:
-    figure, axes = pyplot.subplots()
+def test_the_only_point_of_a_loss_curve_is_drawn(axes: Axes) -> None:
     draw_losses(axes, [{"samples": 32, "train_loss": 2.0}], None, None)
     assert axes.lines[-1].get_marker() == "o"
-    pyplot.close(figure)
 
 
 @pytest.mark.parametrize("values", [(0.9, 0.5), (0.6, 0.58), (3.0, 0.4), (50.0, 0.1)])
-def test_a_loss_curve_has_plain_numbers_inside_its_frame(values: tuple[float, float]) -> None:
-    figure, axes = pyplot.subplots()
+def test_a_loss_curve_has_plain_numbers_inside_its_frame(
+    values: tuple[float, float], axes: Axes
+) -> None:
     records = [{"samples": 32 * at, "eval_loss": loss} for at, loss in enumerate(values)]
     draw_losses(axes, records, None, None)
-    figure.canvas.draw()
+    axes.figure.canvas.draw()
     low, high = axes.get_ylim()
     shown = [
         label.get_text()
@@ -319,7 +290,6 @@ def test_a_loss_curve_has_plain_numbers_inside_its_frame(values: tuple[float, fl
     frame, place = axes.get_window_extent(), value.get_window_extent()
     assert frame.x0 <= place.x0
     assert place.x1 <= frame.x1
-    pyplot.close(figure)
 
 
 def test_the_loss_curve_is_a_png(tmp_path: Path) -> None:
@@ -441,19 +411,17 @@ def test_a_link_at_the_name_of_a_partial_file_is_not_followed(tmp_path: Path) ->
     assert not (tmp_path / "a.json").is_symlink()
 
 
-def test_the_band_of_the_reference_is_in_the_loss_curve() -> None:
+def test_the_band_of_the_reference_is_in_the_loss_curve(axes: Axes) -> None:
     records = [{"step": 1, "samples": 262_144, "eval_loss": 1.2}]
     band = reference_band(resolve({"preset": "mlperf-schnell"}))
     point = reference_point(512, "6.1.0")
     assert point is not None
     assert band == point.band
-    figure, axes = pyplot.subplots()
     draw_losses(axes, records, 0.586, band)
     (patch,) = axes.patches
     assert (patch.get_x(), patch.get_x() + patch.get_width()) == pytest.approx(band)
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
     assert "MLPerf's reference reaches the target (95 %)" in texts
-    pyplot.close(figure)
 
 
 @pytest.mark.parametrize(

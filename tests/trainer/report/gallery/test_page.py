@@ -18,10 +18,10 @@ from cluster.free_ports import free_port
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tests.trainer.report.gallery.chromium import Tab, tab
+from tests.trainer.report.served import get, served
 
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import ConfigError, StorageError
-from fluxtrain.report.endpoint import serve
 from fluxtrain.report.gallery import (
     MOST_PROMPTS,
     MOST_STEPS,
@@ -322,84 +322,44 @@ def test_names_that_are_no_text_are_shown_escaped() -> None:
 def test_the_page_is_served_as_the_run_goes_on(tmp_path: Path) -> None:
     times = [0.0]
     page = RunPage(resolve({"preset": "micro"}), tmp_path, now=lambda: times[0])
-    progress = Progress()
-    stop = serve_page(page, progress)
-    try:
-        address = f"http://127.0.0.1:{progress.read()['port']}/"
-        with urllib.request.urlopen(address) as answer:
+    with served(page=page.live, file=page.file) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
             assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             assert 'http-equiv="refresh"' in answer.read().decode()
         page.write(record(50))
-        assert "50 of 100" not in get(address), "it is made once in two seconds"
+        assert "50 of 100" not in get(port), "it is made once in two seconds"
         times[0] = 3.0
-        assert "50 of 100" in get(address)
+        assert "50 of 100" in get(port)
         page.status = "success"
         times[0] = 6.0
-        assert 'http-equiv="refresh"' not in get(address)
-    finally:
-        stop()
+        assert 'http-equiv="refresh"' not in get(port)
 
 
-def serve_page(page: RunPage, progress: Progress) -> Any:
-    from prometheus_client import CollectorRegistry
-
-    registry = CollectorRegistry()
-    return serve(registry, progress, "127.0.0.1", None, page.live, page.file)
-
-
-def get(address: str) -> str:
-    with urllib.request.urlopen(address) as answer:
-        text: str = answer.read().decode()
-        return text
-
-
-def test_other_processes_serve_their_progress(tmp_path: Path) -> None:
-    from prometheus_client import CollectorRegistry
-
+def test_other_processes_serve_their_progress() -> None:
     progress = Progress()
     progress.update(step=3, steps=7)
-    stop = serve(CollectorRegistry(), progress, "127.0.0.1", None)
-    assert stop is not None
-    try:
-        text = get(f"http://127.0.0.1:{progress.read()['port']}/")
+    with served(progress) as port:
+        text = get(port)
         assert "import" in text
         assert "<dd>3</dd>" in text
-    finally:
-        stop()
     assert json.dumps(progress.read())
 
 
 def test_a_port_of_a_pod_is_forwarded_too() -> None:
-    from prometheus_client import CollectorRegistry
-
-    port = free_port()
-    stop = serve(CollectorRegistry(), Progress(), "127.0.0.2", port)
-    assert stop is not None
-    try:
-        assert get(f"http://127.0.0.1:{port}/") == get(f"http://127.0.0.2:{port}/")
-    finally:
-        stop()
+    with served(address="127.0.0.2", port=free_port()) as port:
+        assert get(port) == get(port, host="127.0.0.2")
     for address in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(OSError, match="refused"):
-            get(f"http://{address}:{port}/")
+            get(port, host=address)
 
 
 def test_a_loopback_port_that_is_taken_is_left_alone() -> None:
-    from prometheus_client import CollectorRegistry
-
-    registry, first, second = CollectorRegistry(), Progress(), Progress()
-    stops = [serve(registry, first, "127.0.0.1", None)]
-    port = first.read()["port"]
-    stops.append(serve(registry, second, "127.0.0.2", port))
+    second = Progress()
     second.update(rank=7)
-    try:
-        assert "<dd>7</dd>" in get(f"http://127.0.0.2:{port}/")
-        assert "<dd>7</dd>" not in get(f"http://127.0.0.1:{port}/")
-    finally:
-        for stop in stops:
-            assert stop is not None
-            stop()
+    with served() as port, served(second, "127.0.0.2", port):
+        assert "<dd>7</dd>" in get(port, host="127.0.0.2")
+        assert "<dd>7</dd>" not in get(port)
 
 
 def test_a_page_that_is_served_renews_itself(
@@ -409,11 +369,8 @@ def test_a_page_that_is_served_renews_itself(
     times = [0.0]
     page = RunPage(resolve({"preset": "micro"}), tmp_path / "run", now=lambda: times[0])
     page.show(16, make_samples(tmp_path / "run", 1, ["a"], (400, 400)))
-    progress = Progress()
-    stop = serve_page(page, progress)
-    try:
-        address = f"http://127.0.0.1:{progress.read()['port']}/"
-        opened(browser, address)
+    with served(page=page.live, file=page.file) as port:
+        opened(browser, f"http://127.0.0.1:{port}/")
         browser.run("document.querySelector('.strip a').click()")
         browser.wait_for("document.querySelector('dialog img').naturalWidth === 400")
         page.write(record(50))
@@ -427,9 +384,7 @@ def test_a_page_that_is_served_renews_itself(
         assert browser.refused == []
         for name in ("samples/../../x", "samples/step_0000050/01.png", "gallery.html"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                get(address + name)
-    finally:
-        stop()
+                get(port, f"/{name}")
 
 
 def test_runs_are_shown_side_by_side(browser: Tab, tmp_path: Path) -> None:
