@@ -125,6 +125,16 @@ def write_log(
     return dumped
 
 
+def write_run(
+    folder: Path, seed: int, evaluations: int = 27, reached: bool = True, **changes: Any
+) -> Path:
+    """Write log and configuration of a run as the trainer does, into a new folder."""
+    folder.mkdir(parents=True)
+    config = write_log(folder / "mlperf.log", seed, evaluations, reached, **changes)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def good_run(folder: Path, seed: int = 7, evaluations: int = 4, **changes: Any) -> Evidence:
     path = folder / f"good_{seed}.log"
     config = write_log(path, seed, evaluations, **changes)

@@ -178,15 +178,8 @@ def test_names_that_would_run_something_are_refused(
 def test_a_run_that_left_the_closed_division_is_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = []
-    auto = {"logging": {"mlperf": {"division": "auto"}}}
-    for number, count in enumerate(CONVERGED):
-        folder = tmp_path / f"run-{number}"
-        folder.mkdir()
-        config = write_log(folder / "mlperf.log", 100 + number, count, **auto)
-        (folder / "config.json").write_text(json.dumps(config))
-        folders.append(str(folder))
-    log = tmp_path / "run-3/mlperf.log"
+    folders = ten_runs(tmp_path, logging={"mlperf": {"division": "auto"}})
+    log = tmp_path / "run_3/mlperf.log"
     lines = log.read_text().splitlines()
     assert any('"submission_division", "value": "closed"' in line for line in lines)
     event = json.loads(lines[-2].removeprefix(TOKEN))
@@ -198,7 +191,7 @@ def test_a_run_that_left_the_closed_division_is_told_so(
     assert main(["mlperf", "review", folders[3]]) == EXIT_ERROR
     assert told in capsys.readouterr().out
     assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
-    assert "run-3 left the closed division" in capsys.readouterr().out
+    assert "run_3 left the closed division" in capsys.readouterr().out
     options = ["--system", str(answers(tmp_path)), "--output", str(tmp_path / "out")]
     assert main(["mlperf", "package", *folders, *options]) == EXIT_ERROR
     output = capsys.readouterr().out
@@ -223,13 +216,7 @@ def test_also_the_runs_that_do_not_count_must_be_of_the_result(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folders = []
-    for index, count in enumerate((*CONVERGED, 28)):
-        folder = tmp_path / f"run-{index}"
-        folder.mkdir()
-        config = write_log(folder / "mlperf.log", 100 + index, count)
-        (folder / "config.json").write_text(json.dumps(config))
-        folders.append(str(folder))
+    folders = ten_runs(tmp_path, (*CONVERGED, 28))
     log = Path(folders[number], "mlperf.log")
     if number == 10:
         shutil.copy(Path(folders[0], "mlperf.log"), log)

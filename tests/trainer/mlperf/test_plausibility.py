@@ -25,6 +25,7 @@ from tests.trainer.mlperf.good_run import (
     published,
     value,
     write_log,
+    write_run,
 )
 
 from fluxtrain.cli import main
@@ -283,11 +284,10 @@ def test_a_platform_is_of_the_description(platform: object, text: str) -> None:
 def test_json_has_three_kinds_and_notes_do_not_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "mlperf.log"
     mlperf = {"organization": "SUBMISSION_ORG_PLACEHOLDER", "platform": "8xMI300X"}
-    config = write_log(log, 7, 27, logging={"mlperf": mlperf})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert main(["mlperf", "review", str(tmp_path), "--json"]) == EXIT_OK
+    run = write_run(tmp_path / "run", 7, logging={"mlperf": mlperf})
+    log = run / "mlperf.log"
+    assert main(["mlperf", "review", str(run), "--json"]) == EXIT_OK
     told = json.loads(capsys.readouterr().out)
     assert told["passed"]
     assert told["results"][0]["ruleset"] == "6.1.0"
@@ -295,7 +295,7 @@ def test_json_has_three_kinds_and_notes_do_not_fail(
     assert told["findings"] == []
     assert [each["rule"] for each in told["notes"]] == ["names-are-filled-in"]
     assert {each["rule"] for each in told["unknowns"]} <= RULES
-    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_OK
+    assert main(["mlperf", "review", str(run)]) == EXIT_OK
     output = capsys.readouterr().out
     assert output.startswith("PASSED")
     assert "1 note, no faults, but what a reviewer asks about:" in output
@@ -303,7 +303,7 @@ def test_json_has_three_kinds_and_notes_do_not_fail(
     log.write_text(
         log.read_text().replace('"eval_samples", "value": 29696', '"eval_samples", "value": 64')
     )
-    assert main(["mlperf", "review", str(tmp_path), "--json"]) == EXIT_ERROR
+    assert main(["mlperf", "review", str(run), "--json"]) == EXIT_ERROR
     told = json.loads(capsys.readouterr().out)
     assert not told["passed"]
     assert [each["rule"] for each in told["findings"]] == ["whole-evaluation-set"]

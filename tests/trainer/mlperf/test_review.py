@@ -24,7 +24,7 @@ from tests.trainer.mlperf.good_run import (
     meta,
     published,
     value,
-    write_log,
+    write_run,
 )
 
 from fluxtrain.cli import main
@@ -532,13 +532,6 @@ def test_files_that_are_missing_from_a_package_are_found(
 
 
 # The commands
-
-
-def write_run(folder: Path, seed: int, evaluations: int = 27, **changes: Any) -> Path:
-    folder.mkdir(parents=True)
-    config = write_log(folder / "mlperf.log", seed, evaluations, **changes)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def break_log(folder: Path, old: str, new: str) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tests.trainer.mlperf.good_run import CONVERGED, Event, Evidence, complete, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, Event, Evidence, complete, write_log, write_run
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_USAGE
@@ -132,13 +132,10 @@ def test_a_log_of_ours_fits_all_rulesets(tmp_path: Path) -> None:
 def test_one_lost_run_of_ten_is_a_result_and_two_are_none(
     lost: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = []
-    for number, count in enumerate(CONVERGED):
-        folder = tmp_path / f"run_{number}"
-        folder.mkdir()
-        config = write_log(folder / "mlperf.log", 100 + number, count, reached=number >= lost)
-        (folder / "config.json").write_text(json.dumps(config))
-        runs.append(str(folder))
+    runs = [
+        str(write_run(tmp_path / f"run_{number}", 100 + number, count, reached=number >= lost))
+        for number, count in enumerate(CONVERGED)
+    ]
     assert main(["mlperf", "review", *runs]) == code
     output = capsys.readouterr().out
     assert ("2 runs did not reach the target" in output) == (lost == 2)

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.trainer.mlperf.good_run import CONVERGED, SYSTEM, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, SYSTEM, write_run
 
 from fluxtrain.mlperf.review.package import FIELDS
-
-
-def write_run(folder: Path, seed: int, evaluations: int, reached: bool = True, **run: Any) -> Path:
-    """Write log and config of a run as the trainer does, with a simulated clock."""
-    folder.mkdir(parents=True)
-    config = write_log(folder / "mlperf.log", seed, evaluations, reached, **run)
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def ten_runs(folder: Path, counts: tuple[int, ...] = CONVERGED, **run: Any) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.paths import EXAMPLES
-from tests.trainer.mlperf.good_run import CONVERGED, EVERY, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, EVERY, write_log, write_run
 from tests.trainer.mlperf.small_logs import benchmark, open_log
 
 from fluxtrain.cli import main
@@ -162,9 +162,16 @@ def test_other_curves_have_no_forecast(losses: list[float], target: float | None
         ([(EVERY, 0.9), (EVERY, 0.8), (EVERY, 0.7)], 0.6),
         ([(EVERY, 0.9), (2 * EVERY, 0.8), (2 * EVERY, 0.7)], 0.6),
         ([(10**400, 0.9), (10**401, 0.8), (10**402, 0.7)], 0.6),
+        ([(10**15 - 3, 0.9), (10**15 - 2, 0.8), (10**15 - 1, 0.7)], 0.6),
         ([(EVERY, 0.9), (2 * EVERY, 0.8), (3 * EVERY, 0.7)], float("nan")),
     ],
-    ids=["the same samples", "two different ones", "absurd counts", "a target that is no number"],
+    ids=[
+        "the same samples",
+        "two different ones",
+        "absurd counts",
+        "equal logarithms",
+        "no target",
+    ],
 )
 def test_logs_of_others_have_no_forecast(
     evaluations: list[tuple[int, float]], target: float
@@ -183,14 +190,10 @@ def test_a_run_that_is_late_is_not_forecast_into_the_past() -> None:
 
 def write_runs(folder: Path, counts: tuple[int, ...], **more: Any) -> list[Path]:
     """Write a run for each number of evaluations, started one after another."""
-    folders = []
-    for number, count in enumerate(counts):
-        path = folder / f"run-{number:02}"
-        path.mkdir(parents=True)
-        config = write_log(path / "mlperf.log", 100 + number, count, **more)
-        (path / "config.json").write_text(json.dumps(config))
-        folders.append(path)
-    return folders
+    return [
+        write_run(folder / f"run-{number:02}", 100 + number, count, **more)
+        for number, count in enumerate(counts)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -572,24 +575,16 @@ def test_a_volume_is_read_once_for_all_its_jobs_and_the_pod_deleted(
 
     monkeypatch.setattr(output_volumes, "kubectl", kubectl)
     claim = {"output": {"persistentVolumeClaim": {"claimName": "out"}}}
+    specs: dict[str, dict[str, Any]] = {
+        "a": {"storage": {**claim, "outputFolder": "july/a"}},
+        "b": {"storage": claim},
+        "c": {"storage": {"output": {"emptyDir": {}}}},
+        "d": {},
+        "e": {"storage": {**claim, "isolated": True, "outputFolder": "july"}},
+    }
     jobs = [
-        {
-            "metadata": {"name": "a"},
-            "spec": {"storage": {**claim, "outputFolder": "july/a"}},
-            "status": {},
-        },
-        {"metadata": {"name": "b"}, "spec": {"storage": claim}, "status": {}},
-        {
-            "metadata": {"name": "c"},
-            "spec": {"storage": {"output": {"emptyDir": {}}}},
-            "status": {},
-        },
-        {"metadata": {"name": "d"}, "spec": {}, "status": {}},
-        {
-            "metadata": {"name": "e", "namespace": "team"},
-            "spec": {"storage": {**claim, "isolated": True, "outputFolder": "july"}},
-            "status": {},
-        },
+        {"metadata": {"name": name, "namespace": "team"}, "spec": spec, "status": {}}
+        for name, spec in specs.items()
     ]
     assert read_outputs(jobs, "team") == {"a": {"mlperf.log": "L"}}, "b has no log"
     assert [name for name, _ in calls] == ["get", "create", "wait", "exec", "delete"]

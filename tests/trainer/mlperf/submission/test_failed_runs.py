@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs, write_run
+from tests.trainer.mlperf.good_run import write_run
+from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError

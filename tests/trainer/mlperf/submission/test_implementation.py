@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.trainer.mlperf import good_run
-from tests.trainer.mlperf.good_run import NODE, SYSTEM, write_log
+from tests.trainer.mlperf.good_run import NODE, SYSTEM, write_run
 
 from fluxtrain.cli.commands import make_parser
 from fluxtrain.contract.resource.document import load_job
@@ -54,12 +54,9 @@ MICRO: dict[str, Any] = {
 
 
 def run_of(folder: Path, seed: int = 7, node: NodeRecord = NODE, **changes: Any) -> Run:
-    folder.mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(good_run, "NODE", node)
-        config = write_log(folder / "mlperf.log", seed, 2, **changes)
-    (folder / "config.json").write_text(json.dumps(config))
-    return read_finished_run(folder)
+        return read_finished_run(write_run(folder, seed, 2, **changes))
 
 
 def with_software(**changes: str) -> NodeRecord:

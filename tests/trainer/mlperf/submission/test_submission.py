@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.trainer.mlperf.good_run import CONVERGED
-from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs, write_run
+from tests.trainer.mlperf.good_run import CONVERGED, write_run
+from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
 from fluxtrain.contract.run.resolve import resolve
