@@ -150,7 +150,6 @@ def settings(config: RunConfig) -> Iterator[Setting]:
 
 
 def facts(config: RunConfig, world: World) -> dict[str, Any]:
-    """Return the facts, as JSON."""
     has_gpu = world.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(world.device) if has_gpu else platform.machine(),
@@ -319,7 +318,6 @@ class Result:
 
     @property
     def fits(self) -> bool:
-        """Return whether the batch fits."""
         return self.status == Status.DONE
 
     @property
@@ -336,7 +334,6 @@ class Result:
         return not self.fits
 
     def row(self) -> dict[str, Any]:
-        """Return it as a row of the table of all measurements."""
         trial, measured = self.trial, self.measurement
         return {
             **asdict(trial.setting),
@@ -409,7 +406,6 @@ class Results:
 
     @property
     def num_trials(self) -> int:
-        """Return the number of trials so far."""
         return len(self._results)
 
 

@@ -242,7 +242,6 @@ class ObservedRun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing more comes of the run."""
         return self.state not in _NOT_OVER
 
     @cached_property

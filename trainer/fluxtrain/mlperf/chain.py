@@ -219,7 +219,6 @@ def encode(number: int, previous: str, kind: str, values: Mapping[str, object]) 
 
 
 def digest(line: bytes) -> str:
-    """Return the hash of a record's line."""
     return hashlib.sha256(line).hexdigest()
 
 

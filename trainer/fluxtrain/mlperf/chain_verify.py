@@ -470,7 +470,6 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Return whether nothing was found."""
         return not self.findings
 
 

@@ -93,7 +93,6 @@ class Run:
 
     @property
     def closed(self) -> bool:
-        """Return whether the log is of the closed division."""
         return bool(self.value("submission_division") == "closed")
 
     @property

@@ -371,12 +371,10 @@ class RunFacts:
 
     @property
     def begins_closed(self) -> bool:
-        """Return whether the log begins in the closed division."""
         return begins_closed(self.config, self.num_nodes)
 
     @property
     def ranks(self) -> dict[str, object]:
-        """Return the ranks and nodes of this start."""
         return {"num_ranks": self.shares.num_ranks, "nodes": list(self.node_marks)}
 
     @property

@@ -176,7 +176,6 @@ class MLPerfLog:
             checkpoint_saved(self.chain, self._path.parent, step)
 
     def eval_stop(self, samples: int) -> None:
-        """Log the end of an evaluation."""
         self._write("end", "eval_stop", samples=samples)
 
     def run_stop(self, status: str, samples: int) -> None:
@@ -205,7 +204,6 @@ class MLPerfLog:
         return "run_stop" in self._state.keys
 
     def close(self) -> None:
-        """Close the file, and the chain."""
         if self.chain is not None:
             self.chain.close(self._is_finished)
         if self._file is not None:
@@ -305,7 +303,6 @@ class _LineCapture(logging.Handler):
         self._captured: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Capture the line."""
         self._captured.append(record.getMessage())
 
     def take(self) -> str:
@@ -434,7 +431,6 @@ class LogState:
     """Samples at an evaluation that has its loss but no eval_stop."""
 
     def update(self, key: str, samples: int | None = None, value: object = None) -> None:
-        """Update the state with the next event."""
         self.keys.add(key)
         if key in (RANKS_KEY, "run_resumed") and isinstance(value, dict):
             self.ranks = value

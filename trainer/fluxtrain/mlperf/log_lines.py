@@ -42,7 +42,6 @@ class LogLine:
 
     @property
     def value(self) -> Any:
-        """Return the event's value."""
         return self.fields.get("value")
 
     @property

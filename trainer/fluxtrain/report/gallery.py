@@ -76,7 +76,6 @@ class Pictures:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps with images."""
         return len(self._steps)
 
     @property
@@ -196,7 +195,6 @@ class RunPage:
         """That of the training samples, once they are opened."""
 
     def write(self, record: Record) -> None:
-        """Take a record of metrics.jsonl."""
         with self._lock:
             self._history.add(record)
             if "train_loss" in record:
@@ -211,7 +209,6 @@ class RunPage:
         self._save()
 
     def close(self) -> None:
-        """Write the file."""
         self._save()
 
     def live(self, progress: Mapping[str, Any]) -> str:

@@ -151,7 +151,6 @@ class _PhaseSeconds(Collector):
         self._progress = progress
 
     def collect(self) -> Iterator[Metric]:
-        """Return one sample for each phase so far."""
         text = "Time spent in each phase by this process."
         family = CounterMetricFamily("fluxtrain_phase_seconds", text, labels=["phase"])
         for phase, spent in self._progress.read()["phaseSeconds"].items():
@@ -366,7 +365,6 @@ class Clock:
         self._total += self._now() - self._since
 
     def resume(self) -> None:
-        """Count again."""
         self._since = self._now()
 
     def finished_seconds(self) -> float:

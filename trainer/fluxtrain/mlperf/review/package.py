@@ -187,7 +187,6 @@ def read_answers(path: Path) -> dict[str, object]:
 
 
 def is_complete(answers: Mapping[str, object]) -> bool:
-    """Return whether every field has a value."""
     return all(answers.get(name) is not None for name in FIELDS)
 
 

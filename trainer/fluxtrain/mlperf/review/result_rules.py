@@ -69,8 +69,6 @@ def rule(
     kind: Kind = "finding",
     needs: str = "",
 ) -> Callable[[Check[T]], Rule[T]]:
-    """Return a decorator that makes a check a rule."""
-
     def decorate(check: Check[T]) -> Rule[T]:
         return Rule(section, fix, check, closed_only, kind, needs)
 
