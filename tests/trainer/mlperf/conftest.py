@@ -1,13 +1,16 @@
-"""MLCommons' tools run in forks and parse their rules in C, and nothing waits for the disk."""
+"""MLCommons' tools run in forks and parse their rules in C, and nothing waits for the disk; the command."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 import yaml
 from tests.trainer.mlperf.forked_tools import run_tool
 
+from fluxtrain.cli import main
+from fluxtrain.errors import EXIT_USAGE
 from fluxtrain.mlperf import compliance
 
 
@@ -16,3 +19,15 @@ def forked_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda file: None)
     monkeypatch.setattr(yaml, "BaseLoader", yaml.CBaseLoader)
     monkeypatch.setattr(compliance, "run_tool", run_tool)
+
+
+@pytest.fixture
+def mlperf(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that runs `fluxtrain mlperf`, and returns its output, or what a wrong use prints."""
+
+    def run(code: int, *arguments: object) -> str:
+        assert main(["mlperf", *map(str, arguments)]) == code
+        printed = capsys.readouterr()
+        return printed.err if code == EXIT_USAGE else printed.out
+
+    return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_the_code_is_that_of_the_system_and_not_of_one_with_a_longer_name(
 
 
 def test_a_folder_that_cannot_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlperf: Callable[..., str]
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -122,30 +123,29 @@ def test_a_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr(Path, "stat", refuse)
     log = str(run / "mlperf.log")
     for command in (["review", log], ["review"], ["package"], ["campaign", "status"]):
-        assert main(["mlperf", *command, str(run)]) == EXIT_USAGE
-        assert "cannot be read (Permission denied)" in capsys.readouterr().err
+        assert "cannot be read (Permission denied)" in mlperf(EXIT_USAGE, *command, run)
     assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_USAGE, "nor left out"
 
 
-def test_a_log_of_any_size_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_of_any_size_is_not_read(tmp_path: Path, mlperf: Callable[..., str]) -> None:
     log = tmp_path / "mlperf.log"
     log.touch()
     with log.open("r+b") as file:
         file.truncate(MAX_BYTES + 1)
     for command in (["review"], ["campaign", "status"]):
-        assert main(["mlperf", *command, str(tmp_path)]) == EXIT_USAGE
-        assert f"a log has at most {MAX_BYTES}" in capsys.readouterr().err
+        assert f"a log has at most {MAX_BYTES}" in mlperf(EXIT_USAGE, *command, tmp_path)
 
 
 def test_the_first_run_may_not_have_said_its_division_yet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     for number in range(2):
         (tmp_path / f"run-{number}").mkdir()
         write_log(tmp_path / f"run-{number}/mlperf.log", number, 4)
     (tmp_path / "run-0/mlperf.log").write_text("")
-    assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
-    assert "the reference's runs at global batch size 512 need" in capsys.readouterr().out
+    assert "the reference's runs at global batch size 512 need" in mlperf(
+        EXIT_OK, "campaign", "status", tmp_path
+    )
 
 
 @pytest.mark.parametrize("part", [0.1, 1e-9, 0])
@@ -176,7 +176,7 @@ def test_names_that_would_run_something_are_refused(
 
 
 def test_a_run_that_left_the_closed_division_is_told_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     folders = ten_runs(tmp_path, logging={"mlperf": {"division": "auto"}})
     log = tmp_path / "run_3/mlperf.log"
@@ -188,13 +188,10 @@ def test_a_run_that_left_the_closed_division_is_told_so(
     event["metadata"]["samples_count"] = 262_144
     log.write_text("\n".join([*lines[:-5], TOKEN + json.dumps(event), *lines[-5:]]) + "\n")
     told = "says closed, but the run left the closed division after 262,144 samples"
-    assert main(["mlperf", "review", folders[3]]) == EXIT_ERROR
-    assert told in capsys.readouterr().out
-    assert main(["mlperf", "campaign", "status", str(tmp_path)]) == EXIT_OK
-    assert "run_3 left the closed division" in capsys.readouterr().out
+    assert told in mlperf(EXIT_ERROR, "review", folders[3])
+    assert "run_3 left the closed division" in mlperf(EXIT_OK, "campaign", "status", tmp_path)
     options = ["--system", str(answers(tmp_path)), "--output", str(tmp_path / "out")]
-    assert main(["mlperf", "package", *folders, *options]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "package", *folders, *options)
     assert "stays-closed (training rules 2.2): result_3.txt" in output
     assert told in output
 
@@ -210,19 +207,14 @@ def test_a_run_that_left_the_closed_division_is_told_so(
     ],
 )
 def test_also_the_runs_that_do_not_count_must_be_of_the_result(
-    number: int,
-    change: tuple[str, str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    number: int, change: tuple[str, str], message: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     folders = ten_runs(tmp_path, (*CONVERGED, 28))
     log = Path(folders[number], "mlperf.log")
     if number == 10:
         shutil.copy(Path(folders[0], "mlperf.log"), log)
     log.write_text(log.read_text().replace(*change))
-    assert main(["mlperf", "package", *folders, "--output", str(tmp_path / "out")]) == EXIT_USAGE
-    assert message in capsys.readouterr().err
+    assert message in mlperf(EXIT_USAGE, "package", *folders, "--output", tmp_path / "out")
 
 
 # Campaigns
@@ -280,14 +272,13 @@ def test_an_empty_selector_is_not_all_jobs() -> None:
     ],
 )
 def test_a_configuration_that_is_none_is_named_with_its_path(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, message: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     runs = ten_runs(tmp_path / ("a folder with a name of some length " * 3))
     for run in runs:
         Path(run, "config.json").write_text(content)
     options = ["--system", str(answers(tmp_path)), "--output", str(tmp_path / "out")]
-    assert main(["mlperf", "package", *runs, *options]) == EXIT_USAGE
-    error = capsys.readouterr().err
+    error = mlperf(EXIT_USAGE, "package", *runs, *options)
     assert f"{runs[0]}/config.json: " in error
     assert message in error
     assert not (tmp_path / "out").exists()

@@ -282,48 +282,39 @@ def test_a_platform_is_of_the_description(platform: object, text: str) -> None:
 
 
 def test_json_has_three_kinds_and_notes_do_not_fail(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     mlperf = {"organization": "SUBMISSION_ORG_PLACEHOLDER", "platform": "8xMI300X"}
     run = write_run(tmp_path / "run", 7, logging={"mlperf": mlperf})
     log = run / "mlperf.log"
-    assert main(["mlperf", "review", str(run), "--json"]) == EXIT_OK
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(mlperf(EXIT_OK, "review", run, "--json"))
     assert told["passed"]
     assert told["results"][0]["ruleset"] == "6.1.0"
     assert not any(told["results"][0]["needs"].values())
     assert told["findings"] == []
     assert [each["rule"] for each in told["notes"]] == ["names-are-filled-in"]
     assert {each["rule"] for each in told["unknowns"]} <= RULES
-    assert main(["mlperf", "review", str(run)]) == EXIT_OK
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_OK, "review", run)
     assert output.startswith("PASSED")
     assert "1 note, no faults, but what a reviewer asks about:" in output
     assert "unknown, as there is no validation_time: evaluations-are-as-measured" in output
     log.write_text(
         log.read_text().replace('"eval_samples", "value": 29696', '"eval_samples", "value": 64')
     )
-    assert main(["mlperf", "review", str(run), "--json"]) == EXIT_ERROR
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(mlperf(EXIT_ERROR, "review", run, "--json"))
     assert not told["passed"]
     assert [each["rule"] for each in told["findings"]] == ["whole-evaluation-set"]
 
 
-def test_json_of_check_is_that_of_review(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_of_check_is_that_of_review(tmp_path: Path, mlperf: Callable[..., str]) -> None:
     log = tmp_path / "mlperf.log"
     write_log(log, 7, 27)
-    assert main(["mlperf", "check", str(log), "--json"]) == EXIT_OK
-    checked = capsys.readouterr().out
-    assert main(["mlperf", "review", str(log), "--json"]) == EXIT_OK
-    assert json.loads(checked) == json.loads(capsys.readouterr().out)
+    checked = mlperf(EXIT_OK, "check", log, "--json")
+    assert json.loads(checked) == json.loads(mlperf(EXIT_OK, "review", log, "--json"))
     log.write_text(log.read_text().replace('"seed", "value": 7', '"seed", "value": "x"'))
     log.write_text(log.read_text().replace('"opt_adamw_beta_1"', '"other"'))
-    assert main(["mlperf", "check", str(log), "--json"]) == EXIT_ERROR
-    checked = capsys.readouterr().out
-    assert main(["mlperf", "review", str(log), "--json"]) == EXIT_ERROR
-    assert json.loads(checked) == json.loads(capsys.readouterr().out)
+    checked = mlperf(EXIT_ERROR, "check", log, "--json")
+    assert json.loads(checked) == json.loads(mlperf(EXIT_ERROR, "review", log, "--json"))
     found = {each["rule"] for each in json.loads(checked)["findings"]}
     assert found == {"compliance-checker", "one-seed"}
 
@@ -623,7 +614,12 @@ def test_a_tampered_file_is_found_as_the_table_says(
     ids=["empty", "gzip", "text", "UTF-16"],
 )
 def test_what_is_no_log_is_one_line(
-    content: bytes, text: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes,
+    text: str,
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    mlperf: Callable[..., str],
 ) -> None:
     log = tmp_path / "result_0.txt"
     log.write_bytes(content)

@@ -541,40 +541,38 @@ def break_log(folder: Path, old: str, new: str) -> None:
 
 
 def test_a_good_run_is_reviewed_as_a_folder_and_as_a_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     run = write_run(tmp_path / "run", 7)
     for path in (run, run / "mlperf.log"):
-        assert main(["mlperf", "review", str(path)]) == EXIT_OK
-        assert f"PASSED: {len(RULES)} rules, 1 log, ruleset 6.1.0" in capsys.readouterr().out
+        assert f"PASSED: {len(RULES)} rules, 1 log, ruleset 6.1.0" in mlperf(
+            EXIT_OK, "review", path
+        )
 
 
 def test_review_names_the_rule_its_section_the_log_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     run = write_run(tmp_path / "run", 7)
     break_log(run, '"key": "eval_samples", "value": 29696', '"key": "eval_samples", "value": 64')
-    assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", run)
     assert "FAILED: 1 finding in 1 log" in output
     assert f"1. whole-evaluation-set (training rules 9.4): {run}: eval_samples (line" in output
     assert "is over 64 samples; needed: 29696. Use the whole of" in output
-    assert main(["mlperf", "check", str(run / "mlperf.log")]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "check", run / "mlperf.log")
     assert output.startswith("SUCCESS")
     assert "whole-evaluation-set (training rules 9.4)" in output
 
 
 def test_the_same_finding_in_many_logs_is_one_paragraph(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     runs = [write_run(tmp_path / f"run_{number}", number, 20 + number) for number in range(1, 5)]
     for run in runs:
         break_log(
             run, '"key": "train_samples", "value": 1099776', '"key": "train_samples", "value": 5'
         )
-    assert main(["mlperf", "review", *map(str, runs)]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", *runs)
     assert f"{runs[0]}, {runs[1]}, {runs[2]} and 1 more: train_samples" in output
     assert "ten-runs (training rules 12): 4 runs; needed: 10" in output
 
@@ -583,15 +581,14 @@ def test_the_same_finding_in_many_logs_is_one_paragraph(
 @pytest.mark.parametrize("names", [("a",), ("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
 @pytest.mark.parametrize("distinct", [False, True])
 def test_as_many_findings_are_counted_as_numbered(
-    names: tuple[str, ...], distinct: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    names: tuple[str, ...], distinct: bool, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     for number, name in enumerate(dict.fromkeys(names), 1):
         run = write_run(tmp_path / name, 1000 + number)
         given = number if distinct else 5
         break_log(run, '"train_samples", "value": 1099776', f'"train_samples", "value": {given}')
         break_log(run, '"eval_samples", "value": 29696', '"eval_samples", "value": 5')
-    assert main(["mlperf", "review", *(str(tmp_path / name) for name in names)]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", *(str(tmp_path / name) for name in names))
     numbered = [line for line in output.splitlines() if re.match(r"  \d+\. ", line)]
     assert output.startswith(f"FAILED: {len(numbered)} finding")
     assert numbered[-1].startswith(f"  {len(numbered)}. ")
@@ -599,7 +596,7 @@ def test_as_many_findings_are_counted_as_numbered(
 
 
 def test_a_seed_other_than_the_drawn_one_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     run = write_run(tmp_path / "run", 7)
     config = json.loads((run / "config.json").read_text())
@@ -607,8 +604,7 @@ def test_a_seed_other_than_the_drawn_one_is_found(
     (run / "seed").write_text("7\n")
     assert main(["mlperf", "review", str(run)]) == EXIT_OK
     (run / "seed").write_text("8\n")
-    assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
-    assert "is 7; drawn for this output, in its file seed: 8" in capsys.readouterr().out
+    assert "is 7; drawn for this output, in its file seed: 8" in mlperf(EXIT_ERROR, "review", run)
 
 
 def test_a_second_seed_of_an_open_log_is_found_too(tmp_path: Path) -> None:
@@ -621,18 +617,16 @@ def test_a_second_seed_of_an_open_log_is_found_too(tmp_path: Path) -> None:
 
 
 def test_what_the_compliance_checker_says_is_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     run = write_run(tmp_path / "run", 7)
     log = run / "mlperf.log"
     lines = log.read_text().splitlines(keepends=True)
     once = next(line for line in lines if '"opt_name"' in line)
     log.write_text("".join(line * 2 if line == once else line for line in lines))  # a warning only
-    assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
-    assert "compliance-checker" in capsys.readouterr().out
+    assert "compliance-checker" in mlperf(EXIT_ERROR, "review", run)
     log.write_text("".join(line for line in lines if line != once))
-    assert main(["mlperf", "review", str(run)]) == EXIT_ERROR
-    assert "compliance-checker: " in capsys.readouterr().out
+    assert "compliance-checker: " in mlperf(EXIT_ERROR, "review", run)
 
 
 @pytest.mark.parametrize(
@@ -640,15 +634,14 @@ def test_what_the_compliance_checker_says_is_a_finding(
     [(None, "no log, no output folder"), ("{", "is not JSON"), ("[]", "is not a JSON object")],
 )
 def test_a_path_that_cannot_be_reviewed_is_refused(
-    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str | None, message: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     path = tmp_path / "run"
     if content is None:
         path.mkdir()
     else:
         (write_run(path, 7) / "config.json").write_text(content)
-    assert main(["mlperf", "review", str(path)]) == EXIT_USAGE
-    assert message in capsys.readouterr().err
+    assert message in mlperf(EXIT_USAGE, "review", path)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,22 +43,20 @@ def test_a_log_of_another_benchmark_is_one_line(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_ruleset_is_that_of_the_log_and_said(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     log = write(tmp_path / "result_0.txt", complete(512, 27))
-    assert main(["mlperf", *command.split(), str(log)]) == EXIT_OK
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_OK, *command.split(), log)
     verb = "its keys fit" if command == "campaign status" else "passes"
     assert f"ruleset 6.0.0: {verb} 5.1.0 and 6.0.0; 6.1.0 needs {NINE}" in output
     assert "truncated" not in output
 
 
 def test_a_given_ruleset_is_used_and_names_what_it_needs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     log = write(tmp_path / "result_0.txt", complete(512, 27))
-    assert main(["mlperf", "review", str(log), "--ruleset", "6.1.0"]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", log, "--ruleset", "6.1.0")
     assert f"ruleset 6.1.0 needs {NINE}" in output
     assert "and 6 more; earlier rulesets do not" in output
     assert "truncated" not in output
@@ -105,16 +103,10 @@ def at(events: list[Event], year: int, month: int) -> list[Event]:
 )
 @pytest.mark.parametrize("command", COMMANDS)
 def test_of_rulesets_that_fit_alike_it_is_that_of_the_logs_dates(
-    command: str,
-    year: int,
-    month: int,
-    ruleset: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    command: str, year: int, month: int, ruleset: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     log = write(tmp_path / "result_0.txt", at(complete(512, 28), year, month))
-    assert main(["mlperf", *command.split(), str(log)]) == EXIT_OK
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_OK, *command.split(), log)
     assert f"ruleset {ruleset}: " in output
     told = f"; the logs are of {year}-{month:02}: round {ruleset.removesuffix('.0')}" in output
     assert told == ((2025, 6) <= (year, month) <= (2026, 6))

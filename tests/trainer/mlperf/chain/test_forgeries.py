@@ -64,23 +64,19 @@ def records(change: Callable[[list[bytes]], object]) -> Forgery:
 
 
 def test_a_run_without_its_configuration_is_refused(
-    run: ChainedRun, capsys: pytest.CaptureFixture[str]
+    run: ChainedRun, mlperf: Callable[..., str]
 ) -> None:
     (run.folder / "config.json").unlink()
-    assert main(["mlperf", "verify", str(run.folder)]) == 2
-    assert "has no config.json" in capsys.readouterr().err
+    assert "has no config.json" in mlperf(2, "verify", run.folder)
 
 
-def test_a_pipe_is_refused_and_not_waited_for(
-    run: ChainedRun, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_is_refused_and_not_waited_for(run: ChainedRun, mlperf: Callable[..., str]) -> None:
     for name in ("mlperf.log", "mlperf.chain.jsonl", "config.json"):
         path = run.folder / name
         content = path.read_bytes()
         path.unlink()
         os.mkfifo(path)
-        assert main(["mlperf", "verify", str(run.folder)]) == 2
-        assert "is not a regular file" in capsys.readouterr().err
+        assert "is not a regular file" in mlperf(2, "verify", run.folder)
         path.unlink()
         path.write_bytes(content)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -95,10 +96,9 @@ def test_mlcommons_checker_accepts_a_closed_division_run(output: Path, ruleset: 
 
 
 def test_the_review_finds_that_it_is_not_the_benchmark(
-    output: Path, capsys: pytest.CaptureFixture[str]
+    output: Path, mlperf: Callable[..., str]
 ) -> None:
-    assert main(["mlperf", "check", str(output / "mlperf.log")]) == EXIT_ERROR
-    stdout = capsys.readouterr().out
+    stdout = mlperf(EXIT_ERROR, "check", output / "mlperf.log")
     assert stdout.startswith("SUCCESS")
     assert "config.json is of the preset micro, which is not the benchmark" in stdout
     assert "data.source is synthetic in config.json" in stdout

@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,8 @@ BASE: dict[str, Any] = yaml.safe_load(FILE.read_text())
 # The jobs
 
 
-def test_ten_jobs_differ_in_name_and_folder_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mlperf", "campaign", str(FILE)]) == EXIT_OK
-    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+def test_ten_jobs_differ_in_name_and_folder_alone(mlperf: Callable[..., str]) -> None:
+    jobs = list(yaml.safe_load_all(mlperf(EXIT_OK, "campaign", FILE)))
     names = [f"mlperf-submission-{number:02}" for number in range(10)]
     assert [job["metadata"]["name"] for job in jobs] == names
     assert {job["metadata"]["labels"]["campaign"] for job in jobs} == {"mlperf-submission"}
@@ -53,11 +54,8 @@ def test_ten_jobs_differ_in_name_and_folder_alone(capsys: pytest.CaptureFixture[
     assert spec["run"]["schedule"] == {"global_batch_size": 1024}
 
 
-def test_the_printed_jobs_are_valid_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["mlperf", "campaign", str(FILE), "--runs", "2"]) == EXIT_OK
-    for number, text in enumerate(capsys.readouterr().out.split("---\n")):
+def test_the_printed_jobs_are_valid_files(tmp_path: Path, mlperf: Callable[..., str]) -> None:
+    for number, text in enumerate(mlperf(EXIT_OK, "campaign", FILE, "--runs", "2").split("---\n")):
         path = tmp_path / f"{number}.yaml"
         path.write_text(text)
         assert load_job(path).metadata.name == f"mlperf-submission-{number:02}"
@@ -232,16 +230,16 @@ def ten(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def status(*paths: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["mlperf", "campaign", "status", *map(str, paths)]) == EXIT_OK
-    return capsys.readouterr().out
+@pytest.fixture
+def status(mlperf: Callable[..., str]) -> Callable[..., str]:
+    return partial(mlperf, EXIT_OK, "campaign", "status")
 
 
 @pytest.mark.slow
 def test_the_status_of_ten_closed_runs_has_the_verdict(
-    ten: Path, capsys: pytest.CaptureFixture[str]
+    ten: Path, status: Callable[..., str]
 ) -> None:
-    text = status(ten, capsys=capsys)
+    text = status(ten)
     rows = [line.split() for line in text.splitlines() if line.startswith("run-")]
     assert [row[0] for row in rows] == [f"run-{number:02}" for number in range(10)]
     assert rows[0][1:] == ["converged", "27", "7,077,888", "0.5850", "7,077,888", "1360.00"]
@@ -253,7 +251,7 @@ def test_the_status_of_ten_closed_runs_has_the_verdict(
 
 
 def test_unfinished_runs_are_forecast(
-    ten: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ten: Path, tmp_path: Path, status: Callable[..., str]
 ) -> None:
     copy = shutil.copytree(ten, tmp_path / "copy")
     for number in range(3, 10):
@@ -262,7 +260,7 @@ def test_unfinished_runs_are_forecast(
         ends = [index for index, line in enumerate(lines) if '"eval_stop"' in line]
         log.write_text("".join(lines[: ends[15] + 1]))
     (copy / "run-09" / "mlperf.log").write_text("")
-    text = status(copy, capsys=capsys)
+    text = status(copy)
     assert "10 runs: 3 ended, 3 reached the target" in text
     row = next(line for line in text.splitlines() if line.startswith("run-04"))
     assert row.split()[1:3] == ["training", "16"]
@@ -273,7 +271,7 @@ def test_unfinished_runs_are_forecast(
 
 @pytest.mark.parametrize("value", ["1" + "0" * 400, "true", '"low"', "null", "NaN"])
 def test_losses_that_are_no_numbers_break_no_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+    tmp_path: Path, status: Callable[..., str], value: str
 ) -> None:
     (folder,) = write_runs(tmp_path, (5,))
     log = folder / "mlperf.log"
@@ -287,21 +285,21 @@ def test_losses_that_are_no_numbers_break_no_status(
             f'"key": "target_accuracy", "value": {value}',
         )
     )
-    assert "1 run" in status(tmp_path, capsys=capsys)
+    assert "1 run" in status(tmp_path)
 
 
 def test_a_run_faster_than_the_reference_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, status: Callable[..., str]
 ) -> None:
     write_runs(tmp_path, (20,))
-    text = status(tmp_path / "run-00", capsys=capsys)
+    text = status(tmp_path / "run-00")
     assert "run-00 is faster than the reference's runs" in text
     assert "a result needs 10 runs" in text
 
 
-def test_open_runs_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_open_runs_are_not_compared(tmp_path: Path, status: Callable[..., str]) -> None:
     write_runs(tmp_path, (5,), logging={"mlperf": {"division": "open"}})
-    assert "open division: no comparison" in status(tmp_path, capsys=capsys)
+    assert "open division: no comparison" in status(tmp_path)
 
 
 ENDS: list[tuple[str, dict[str, str], str, str]] = [
@@ -364,6 +362,7 @@ def test_status_and_check_say_the_same_of_a_run(
     state: str,
     text: str,
     tmp_path: Path,
+    status: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder,) = write_runs(tmp_path, (4,), logging={"mlperf": {"division": "open"}})
@@ -373,7 +372,7 @@ def test_status_and_check_say_the_same_of_a_run(
         assert old in content
         content = content.replace(old, new)
     log.write_text(content)
-    shown = status(tmp_path, capsys=capsys)
+    shown = status(tmp_path)
     assert next(line for line in shown.splitlines() if line.startswith("run-00  ")).startswith(
         f"run-00  {state}  "
     )
@@ -387,32 +386,30 @@ def test_status_and_check_say_the_same_of_a_run(
 
 
 def test_runs_without_a_target_are_counted_as_such(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, status: Callable[..., str]
 ) -> None:
     folders = write_runs(tmp_path, (4, 4, 4), logging={"mlperf": {"division": "open"}})
     for folder in folders[1:]:
         log = folder / "mlperf.log"
         text = log.read_text().replace('y", "value": 0.586', 'y", "value": null')
         log.write_text(text.replace("0.585", "0.6"))
-    assert "2 runs: 2 ended, no target set\n" in status(*folders[1:], capsys=capsys)
-    text = status(*folders, capsys=capsys)
+    assert "2 runs: 2 ended, no target set\n" in status(*folders[1:])
+    text = status(*folders)
     assert "3 runs: 3 ended, 1 reached the target after 1,048,576" in text
     assert "; 2 ended, no target set" in text
 
 
 def test_a_closed_run_has_the_benchmarks_target_whatever_it_states(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, status: Callable[..., str]
 ) -> None:
     (folder,) = write_runs(tmp_path, (4,))
     log = folder / "mlperf.log"
     changed = log.read_text().replace('y", "value": 0.586', 'y", "value": 0.7')
     log.write_text(changed.replace("0.585", "0.6"))
-    assert "run-00  not converged" in status(folder, capsys=capsys)
+    assert "run-00  not converged" in status(folder)
 
 
-def test_a_resumed_run_may_have_another_target(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resumed_run_may_have_another_target(tmp_path: Path, status: Callable[..., str]) -> None:
     log, open_division = tmp_path / "mlperf.log", {"mlperf": {"division": "open"}}
     parts = ((0, None, 0.9), (512, None, 0.8), (1024, 0.7, 0.65), (1536, None, 0.6))
     for samples, target, loss in parts:
@@ -425,7 +422,7 @@ def test_a_resumed_run_may_have_another_target(
         resumed.run_stop("success", samples + 512)
         resumed.close()
         state = NO_TARGET if target is None else "converged"
-        assert f"  {state}{'*' if samples else ''}  " in status(log, capsys=capsys)
+        assert f"  {state}{'*' if samples else ''}  " in status(log)
     stated = [line.value for line in read_run(log).all("target_accuracy")]
     assert stated == [None, 0.7, None]
 
@@ -441,12 +438,11 @@ def test_a_resumed_run_may_have_another_target(
     ],
 )
 def test_what_is_no_log_of_this_benchmark_is_refused(
-    content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, message: str, tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     log = tmp_path / "result_0.txt"
     log.write_text(content)
-    assert main(["mlperf", "campaign", "status", str(log)]) == EXIT_USAGE
-    error = capsys.readouterr().err
+    error = mlperf(EXIT_USAGE, "campaign", "status", log)
     assert error.startswith("fluxtrain: error: PATH: got '")
     assert f"{log.name}'; {message}" in error
 
@@ -461,12 +457,11 @@ def test_what_is_no_log_of_this_benchmark_is_refused(
     ],
 )
 def test_options_are_in_any_order(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     folders = write_runs(tmp_path, (5, 6))
     given = [text.format(*folders) for text in arguments]
-    assert main(["mlperf", "campaign", *given]) == EXIT_OK
-    text = capsys.readouterr().out
+    text = mlperf(EXIT_OK, "campaign", *given)
     assert "2 runs: 2 ended" in text
     low, _ = reference_point(512, "5.1.0").band  # type: ignore[union-attr]
     assert f"need {low:,.0f} to" in text
@@ -474,24 +469,22 @@ def test_options_are_in_any_order(
 
 
 def test_runs_have_the_names_that_tell_them_apart(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, status: Callable[..., str]
 ) -> None:
     for name in ("a/one", "b/one", "b/two"):
         (tmp_path / name).mkdir(parents=True)
         write_log(tmp_path / name / "mlperf.log", 7, 3)
-    text = status(tmp_path / "a", tmp_path / "b", capsys=capsys)
+    text = status(tmp_path / "a", tmp_path / "b")
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["a/one", "b/one", "b/two"]
     flux1 = tmp_path / "example/results/box/flux1"
     flux1.mkdir(parents=True)
     for number in range(2):
         write_log(flux1 / f"result_{number}.txt", 8 + number, 3)
-    text = status(flux1, capsys=capsys)
+    text = status(flux1)
     assert [line.split()[0] for line in text.splitlines()[1:3]] == ["result_0", "result_1"]
 
 
-def test_several_results_have_a_report_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_results_have_a_report_each(tmp_path: Path, status: Callable[..., str]) -> None:
     for system in ("box.n1", "box.n2"):
         (flux1 := tmp_path / "example/results" / system / "flux1").mkdir(parents=True)
         for number in range(2):
@@ -500,7 +493,7 @@ def test_several_results_have_a_report_each(
     (other / "result_0.txt").write_text("x")
     pattern = tmp_path / "example/results/*/flux1"
     for path in (tmp_path, tmp_path / "example", pattern):
-        text = status(path, capsys=capsys)
+        text = status(path)
         assert text.count("2 runs: 2 ended") == 2
         for system in ("box.n1", "box.n2"):
             assert f"{tmp_path}/example/results/{system}/flux1:\n" in text
@@ -509,15 +502,14 @@ def test_several_results_have_a_report_each(
         )
 
 
-def test_a_run_that_is_given_twice_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_is_given_twice_is_refused(tmp_path: Path, mlperf: Callable[..., str]) -> None:
     (folder,) = write_runs(tmp_path, (5,))
     link = tmp_path / "link.log"
     link.symlink_to(folder / "mlperf.log")
     for paths in ([folder, folder], [folder.parent, folder / "mlperf.log"], [folder, link]):
-        assert main(["mlperf", "campaign", "status", *map(str, paths)]) == EXIT_USAGE
-        assert "is given twice; name each run once" in capsys.readouterr().err
+        assert "is given twice; name each run once" in mlperf(
+            EXIT_USAGE, "campaign", "status", *paths
+        )
 
 
 def test_a_failed_job_stays_in_the_record(tmp_path: Path) -> None:
@@ -543,11 +535,10 @@ def test_wrong_arguments_are_refused(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mlperf: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["mlperf", "campaign", *arguments]) == EXIT_USAGE
-    assert message in capsys.readouterr().err
+    assert message in mlperf(EXIT_USAGE, "campaign", *arguments)
 
 
 # The volumes

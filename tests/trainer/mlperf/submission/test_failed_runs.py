@@ -201,13 +201,12 @@ def test_a_failure_hides_no_run_that_did_not_converge(
 
 @pytest.mark.parametrize("text", ['{"runs": 1}', '{"runs": [1]}', "[]", "{"])
 def test_a_record_that_cannot_be_read_is_named(
-    packaged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+    packaged: Path, tmp_path: Path, mlperf: Callable[..., str], text: str
 ) -> None:
     organisation = shutil.copytree(packaged, tmp_path / "org")
     (path,) = organisation.rglob(FAILED_FILE)
     path.write_text(text)
-    assert main(["mlperf", "review", str(organisation)]) == EXIT_USAGE
-    assert str(path) in capsys.readouterr().err
+    assert str(path) in mlperf(EXIT_USAGE, "review", organisation)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +223,8 @@ def test_wrong_failed_runs_are_refused(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    mlperf: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "ended", 7, 3)
-    assert main(["mlperf", "package", "ended", f"--failed={given}"]) == EXIT_USAGE
-    assert message in capsys.readouterr().err
+    assert message in mlperf(EXIT_USAGE, "package", "ended", f"--failed={given}")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -62,35 +63,32 @@ def test_several_results_are_a_table_with_the_findings_of_each_below(
 
 
 def test_a_waiver_of_one_result_is_not_of_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     for number, name in enumerate(("one", "two")):
         write_result(tmp_path / "Thorn", name, 77_000 + 1000 * number, [20] * 10)
     code = tmp_path / "Thorn/benchmarks/flux1/implementations/one_pytorch"
     (code / "waivers.json").write_text('{"converges-as-the-reference": "a reason"}')
-    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", tmp_path)
     assert output.startswith("FAILED: 1 finding in 20 logs")
     assert "waived by the submitter: 1 finding" in output
 
 
 def test_advice_on_code_names_our_command_for_our_packages_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     write_result(tmp_path / "Thorn", "box", code=None)
-    assert main(["mlperf", "review", str(tmp_path)]) == EXIT_ERROR
-    output = capsys.readouterr().out
+    output = mlperf(EXIT_ERROR, "review", tmp_path)
     assert "code none" in output
     assert "code-is-enclosed" in output
     assert "fluxtrain" not in output.split("code-is-enclosed")[1].splitlines()[0]
 
 
 def test_json_has_the_row_of_each_result_and_whose_each_finding_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     folder = write_result(tmp_path / "Thorn", "box", evaluations=[27, 28])
-    assert main(["mlperf", "review", str(folder), "--json"]) == EXIT_ERROR
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(mlperf(EXIT_ERROR, "review", folder, "--json"))
     assert told["results"][0]["row"]["converged"] == "2/2"
     assert {each["result"] for each in told["findings"]} == {str(folder)}
 
@@ -115,7 +113,7 @@ class Tags(HTMLParser):
 
 
 def test_a_page_shows_each_result_and_escapes_what_logs_say(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], mlperf: Callable[..., str]
 ) -> None:
     folder = write_result(tmp_path / "Th<b>orn", "box", 77_000)
     for number, path in enumerate(folder.iterdir()):
@@ -127,8 +125,7 @@ def test_a_page_shows_each_result_and_escapes_what_logs_say(
     (folder / "result_0.txt").rename(folder / "result_<i>0.txt")
     page = tmp_path / "page.html"
     paths = [str(repository), str(tmp_path)]
-    assert main(["mlperf", "review", *paths, "--html", str(page)]) == EXIT_ERROR
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in mlperf(EXIT_ERROR, "review", *paths, "--html", page)
     tags = Tags()
     tags.feed(text := page.read_text())
     assert tags.open == []
@@ -145,14 +142,13 @@ def test_a_page_shows_each_result_and_escapes_what_logs_say(
 
 
 def test_a_result_that_cannot_be_read_is_a_finding_and_hides_no_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
     for system in ("one", "two"):
         write_result(tmp_path / "Thorn", system, 77_000 + (system == "two"))
     (tmp_path / "Thorn/systems/two.json").write_text("{")
     page = tmp_path / "page.html"
-    assert main(["mlperf", "review", str(tmp_path), "--html", str(page)]) == EXIT_ERROR
-    out = capsys.readouterr().out
+    out = mlperf(EXIT_ERROR, "review", tmp_path, "--html", page)
     assert out.startswith("FAILED: 1 finding in 10 logs")
     assert "two.json: is not JSON" in out
     assert "two.json: is not JSON" in page.read_text()
@@ -162,12 +158,11 @@ def test_a_result_that_cannot_be_read_is_a_finding_and_hides_no_other(
 
 
 def test_runs_of_another_result_are_found_and_a_copied_part_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mlperf: Callable[..., str]
 ) -> None:
     folder = write_result(tmp_path / "Thorn", "one", 77_000)
     shutil.copytree(tmp_path / "Thorn", tmp_path / "Rose")
-    assert main(["mlperf", "review", "--json", str(tmp_path)]) == EXIT_ERROR
-    found = json.loads(capsys.readouterr().out)["findings"]
+    found = json.loads(mlperf(EXIT_ERROR, "review", "--json", tmp_path))["findings"]
     (text,) = (each["text"] for each in found if each["rule"] == "runs-are-different-runs")
     assert text.startswith("10 runs, such as result_0.txt, with the losses of runs of ")
     first, second = (folder / f"result_{number}.txt" for number in (0, 3))
@@ -180,20 +175,17 @@ def test_runs_of_another_result_are_found_and_a_copied_part_too(
 
 
 def test_what_is_not_there_and_what_is_too_many_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
-    assert main(["mlperf", "review", str(tmp_path / "nothing")]) == EXIT_USAGE
-    assert capsys.readouterr().err.rstrip().endswith("does not exist")
+    assert mlperf(EXIT_USAGE, "review", tmp_path / "nothing").rstrip().endswith("does not exist")
     folder = write_result(tmp_path / "Thorn", "one", 77_000, [28] * 12)
-    assert main(["mlperf", "review", str(folder)]) == EXIT_ERROR
-    assert "12 runs; needed: 10, the consecutive ones with" in capsys.readouterr().out
+    assert "12 runs; needed: 10, the consecutive ones with" in mlperf(EXIT_ERROR, "review", folder)
 
 
-def test_a_page_replaces_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_replaces_pages_only(tmp_path: Path, mlperf: Callable[..., str]) -> None:
     log = write_result(tmp_path / "Thorn", "one", 77_000) / "result_0.txt"
     text = log.read_text()
-    assert main(["mlperf", "review", str(log), "--html", str(log)]) == EXIT_USAGE
-    assert "no review has written" in capsys.readouterr().err
+    assert "no review has written" in mlperf(EXIT_USAGE, "review", log, "--html", log)
     assert log.read_text() == text
     page = str(tmp_path / "page.html")
     codes = [main(["mlperf", "review", str(log), "--html", page]) for _ in range(2)]
