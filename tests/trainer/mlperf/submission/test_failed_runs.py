@@ -16,7 +16,6 @@ from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
 from fluxtrain.mlperf import campaign
 from fluxtrain.mlperf import jobs as kubectl_calls
-from fluxtrain.mlperf import jobs as output_volumes
 from fluxtrain.mlperf.evidence import FAILED_FILE
 from fluxtrain.mlperf.review.review import all_rule_findings
 from fluxtrain.mlperf.review.tree import read_results
@@ -81,7 +80,7 @@ def cluster(outputs: Path, jobs: list[dict[str, Any]]) -> Kubectl:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Kubectl], None]:
     def use(kubectl: Kubectl) -> None:
-        for module in (campaign, output_volumes, kubectl_calls):
+        for module in (campaign, kubectl_calls):
             monkeypatch.setattr(module, "kubectl", kubectl)
 
     return use
