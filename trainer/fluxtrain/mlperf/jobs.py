@@ -185,7 +185,7 @@ def ran_job(job: Mapping[str, Any], pods: Iterable[Mapping[str, Any]]) -> dict[s
     spec = dict(job["spec"])
     if (image := image_of(pods)) is not None:
         spec["image"] = image
-    status = {name: value for name, value in job.get("status", {}).items() if name == _HEADS}
+    status = _kept(job.get("status", {}), _HEADS)
     return {"apiVersion": job["apiVersion"], "kind": job["kind"], "spec": spec, "status": status}
 
 
@@ -217,7 +217,6 @@ def read_ran_job(folder: Path) -> dict[str, Any] | None:
 
 def heads_of_job(folder: Path) -> list[Head] | None:
     """Return the heads in the status of the job of a fetched run in ``folder``, None without any."""
-    job = read_ran_job(folder)
-    status = job.get("status") if job is not None else None
-    has_heads = isinstance(status, dict) and status.get(_HEADS)
-    return read_heads(job) if job is not None and has_heads else None
+    job = read_ran_job(folder) or {}
+    status = job.get("status")
+    return read_heads(job) if isinstance(status, dict) and status.get(_HEADS) else None

@@ -40,11 +40,8 @@ class Console:
             self._bar.update(step - self._bar.n)
 
     def step_line(self, step: LoggedStep) -> None:
-        loss, rate, left = (
-            step.train_loss,
-            step.samples_per_second,
-            duration(step.remaining_seconds),
-        )
+        loss, rate = step.train_loss, step.samples_per_second
+        left = duration(step.remaining_seconds)
         epoch = self._epoch(step.step)
         if self._bar is not None:
             mfu = "" if step.mfu is None else f" · MFU {step.mfu:.1%}"

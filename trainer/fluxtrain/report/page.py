@@ -125,6 +125,11 @@ class Series:
     """The class of its style."""
     points: Sequence[Point]
 
+    def data(self) -> list[object]:
+        """Return it for the script of the page."""
+        steps, values = zip(*self.points, strict=True)
+        return [self.name, self.kind, [*map(round, steps)], [*map(_short, values)]]
+
 
 _COLOURS = 6
 
@@ -188,15 +193,7 @@ class Chart:
         names = [(each.kind, each.name) for each in series if each.name]
         names += [("target", "target")] if self.target else []
         items = "".join(f'<li class="{kind}">{escape(name)}</li>' for kind, name in names)
-        data = [
-            [
-                each.name,
-                each.kind,
-                [round(x) for x, _ in each.points],
-                [_short(y) for _, y in each.points],
-            ]
-            for each in series
-        ]
+        data = [each.data() for each in series]
         title = escape(self.title)
         return (
             f'<figure class="chart" data-last="{last:g}" data-series="{escape(json.dumps(data))}">'

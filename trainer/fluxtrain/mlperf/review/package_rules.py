@@ -65,17 +65,17 @@ def description_is_of_the_logs(result: Result) -> Iterator[str]:
     """Submitter, division and status are those of the logs, the division also that of the folder."""
     description = result.description
     above = "" if result.folder is None else result.folder.resolve().parents[3].name
-    for run in result.runs[:1]:
-        stated = run.value("submission_division")
-        if above in ("closed", "open") and stated != above:
-            yield f"the folder is of the division {above}, the logs are of {stated!r}"
-    if description is None or not result.runs:
+    if not result.runs:
         return
     run = result.runs[0]
-    status = run.value("submission_status")
+    stated, status = run.value("submission_division"), run.value("submission_status")
+    if above in ("closed", "open") and stated != above:
+        yield f"the folder is of the division {above}, the logs are of {stated!r}"
+    if description is None:
+        return
     logged = {
         "submitter": run.value("submission_org"),
-        "division": run.value("submission_division"),
+        "division": stated,
         "status": STATUSES.get(str(status), status),
     }
     for field, value in logged.items():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, pairwise
+from math import inf
 from typing import Any
 
 from fluxtrain.contract.process import CHAIN_FILE
@@ -242,18 +242,16 @@ def evaluation_cadence(run: Run) -> Iterator[str]:
 def evaluation_is_a_number(run: Run) -> Iterator[str]:
     """Each evaluation has a finite loss above 0."""
     for line in run.all("eval_accuracy", "averaged_validation_loss"):
-        value = line.value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"{line.place} is {value!r}, not a number"
-        elif not 0 < value <= sys.float_info.max:
-            yield f"{line.place} is {value}"
+        if line.measured is None:
+            yield f"{line.place} is {line.value!r}, not a number"
+        elif not 0 < line.measured < inf:
+            yield f"{line.place} is {line.value}"
 
 
 @rule(QUALITY, "Use the whole of MLCommons' validation set.", closed_only=True)
 def whole_evaluation_set(run: Run) -> Iterator[str]:
     """Each evaluation that states its samples used all 29,696."""
-    stated = [line for line in run.all("eval_samples")]
-    counted = [(line, line.value) for line in stated]
+    counted = [(line, line.value) for line in run.all("eval_samples")]
     for line in run.all("eval_accuracy"):
         used = line.fields["metadata"].get("eval_samples")
         if used is not None:
