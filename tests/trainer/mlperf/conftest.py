@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 from tests.trainer.mlperf.forked_tools import run_tool
+from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run
 
 from fluxtrain.cli import main
 from fluxtrain.errors import EXIT_USAGE
@@ -31,3 +32,16 @@ def mlperf(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
         return printed.err if code == EXIT_USAGE else printed.out
 
     return run
+
+
+@pytest.fixture(scope="session")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+    """Return a run without a fault; a test changes a copy of it."""
+    return good_run(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture(scope="session")
+def ten(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
+    """Return ten runs of one result; a test changes copies of them."""
+    folder = tmp_path_factory.mktemp("ten")
+    return [good_run(folder, 100 + number, count) for number, count in enumerate(CONVERGED)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.paths import EXAMPLES
-from tests.trainer.mlperf.good_run import CONVERGED, Evidence, good_run, write_log
+from tests.trainer.mlperf.good_run import CONVERGED, Evidence, write_log
 from tests.trainer.mlperf.submission.finished_runs import answers, ten_runs
 
 from fluxtrain.cli import main
@@ -35,11 +35,6 @@ HOSTILE = (*NUMBERS, None, "", "x", "\ud800", "\u0662", [], {}, [[]], {"nodes": 
 
 def _short(value: object) -> str:
     return repr(value)[:20]
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    return good_run(tmp_path_factory.mktemp("good"))
 
 
 def judged(run: Run, other: Run) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.trainer.mlperf.good_run import (
-    CONVERGED,
     EVERY,
     Break,
     Evidence,
@@ -144,12 +143,6 @@ def test_a_plausible_measured_step_has_no_note() -> None:
     run = stranger()
     steps(58 / 512)(run)
     assert list(rule_findings(run.run())) == []
-
-
-@pytest.fixture(scope="module")
-def ten(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
-    folder = tmp_path_factory.mktemp("ten")
-    return [good_run(folder, 100 + number, count) for number, count in enumerate(CONVERGED)]
 
 
 def notes(runs: list[Evidence], **more: object) -> list[Finding]:

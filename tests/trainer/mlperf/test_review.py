@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tests.paths import ROOT
 from tests.trainer.mlperf.good_run import (
-    CONVERGED,
     EVERY,
     SIZE,
     SYSTEM,
@@ -276,11 +275,6 @@ BROKEN_LOGS: dict[str, dict[str, Break]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
-    return good_run(tmp_path_factory.mktemp("good"))
-
-
 def rules_of(run: Evidence) -> list[str]:
     return [finding.rule for finding in rule_findings(run.run())]
 
@@ -420,12 +414,6 @@ BROKEN_RESULTS: dict[str, dict[str, Callable[[list[Evidence]], object]]] = {
         ],
     },
 }
-
-
-@pytest.fixture(scope="module")
-def ten(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
-    folder = tmp_path_factory.mktemp("ten")
-    return [good_run(folder, 100 + number, count) for number, count in enumerate(CONVERGED)]
 
 
 @pytest.mark.slow
