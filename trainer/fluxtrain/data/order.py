@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -159,10 +160,19 @@ class BucketOrder:
     is_sequential: bool = False
     _epochs: dict[int, _Epoch] = field(default_factory=dict, repr=False)
 
-    @property
-    def latent_sizes(self) -> Array:
-        """Return the different sizes, "b 2", sorted."""
-        return self._by_size[0]
+    def __post_init__(self) -> None:
+        """Find the different sizes, and by size the bounds of each batch."""
+        self.latent_sizes, numbers = np.unique(self.sizes, axis=0, return_inverse=True)
+        """Sorted, "b 2"."""
+        self._of_samples = numbers.reshape(-1)
+        ends = np.cumsum(np.bincount(self._of_samples))
+        parts = [
+            np.arange(start, end, self.global_batch_size)
+            for start, end in pairwise([0, *ends.tolist()])
+        ]
+        self._buckets = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        self._starts = np.concatenate(parts)
+        self._ends = np.minimum(self._starts + self.global_batch_size, ends[self._buckets])
 
     @property
     def batches_per_epoch(self) -> int:
@@ -222,39 +232,6 @@ class BucketOrder:
             counts = (self._ends - self._starts)[batches]
             self._epochs[epoch] = _Epoch(samples, batches, np.cumsum([0, *counts]))
         return self._epochs[epoch]
-
-    @property
-    def _of_samples(self) -> Array:
-        return self._by_size[1]
-
-    @cached_property
-    def _by_size(self) -> tuple[Array, Array]:
-        different, numbers = np.unique(self.sizes, axis=0, return_inverse=True)
-        return different, numbers.reshape(-1)
-
-    @cached_property
-    def _bounds(self) -> tuple[Array, Array, Array]:
-        """Return the first sample of each batch and the one after its last, by size; and its size."""
-        ends = np.cumsum(np.bincount(self._of_samples))
-        starts = np.concatenate([[0], ends[:-1]])
-        parts = [
-            np.arange(*each, self.global_batch_size) for each in zip(starts, ends, strict=True)
-        ]
-        buckets = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        first = np.concatenate(parts)
-        return first, np.minimum(first + self.global_batch_size, ends[buckets]), buckets
-
-    @property
-    def _starts(self) -> Array:
-        return self._bounds[0]
-
-    @property
-    def _ends(self) -> Array:
-        return self._bounds[1]
-
-    @property
-    def _buckets(self) -> Array:
-        return self._bounds[2]
 
 
 @dataclass(frozen=True)
