@@ -27,7 +27,8 @@ from pyarrow.fs import FileSystem
 
 from fluxtrain.errors import ConfigError
 from fluxtrain.fetch import stores
-from fluxtrain.fetch.source import RetryPolicy, fetch_source, list_source
+from fluxtrain.fetch.http import RetryPolicy
+from fluxtrain.fetch.source import fetch_source, list_source
 
 pytestmark = pytest.mark.slow
 

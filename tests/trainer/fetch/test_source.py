@@ -14,9 +14,9 @@ import pytest
 from tests.trainer.fetch.servers import COMMIT, FileServer
 
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError, StorageError
-from fluxtrain.fetch.http import DownloadError
+from fluxtrain.fetch.http import DownloadError, RetryPolicy
 from fluxtrain.fetch.node_cache import NodeCache
-from fluxtrain.fetch.source import RetryPolicy, Source, fetch_source, list_source
+from fluxtrain.fetch.source import Source, fetch_source, list_source
 
 pytestmark = pytest.mark.slow
 

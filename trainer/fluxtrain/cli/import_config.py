@@ -226,7 +226,8 @@ _DATA_SET = ".data_set"
 
 
 def _fetch_data_set(given: Mapping[str, str], folder: Path) -> None:
-    from fluxtrain.fetch.source import RetryPolicy, fetch_source, list_source
+    from fluxtrain.fetch.http import RetryPolicy
+    from fluxtrain.fetch.source import fetch_source, list_source
     from fluxtrain.imports.variables import DATASET_HOST
     from fluxtrain.picture_cache.fetching import fetch_bar, is_wanted
     from fluxtrain.prepare.download import fetch_archive

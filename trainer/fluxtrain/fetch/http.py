@@ -12,11 +12,11 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 from fluxtrain.errors import FluxtrainError, redacted
@@ -29,6 +29,7 @@ _MAX_REDIRECTS = 5
 _PERMANENT = range(400, 500)
 _RETRYABLE = (408, 425, 429)
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+Result = TypeVar("Result")
 
 
 class DownloadError(FluxtrainError):
@@ -37,6 +38,10 @@ class DownloadError(FluxtrainError):
 
 class RetryableError(Exception):
     """One attempt failed; another may succeed."""
+
+
+class ExhaustedError(Exception):
+    """All attempts have failed; the message is of the last."""
 
 
 class CannotResumeError(RetryableError):
@@ -87,34 +92,62 @@ class ByteStream:
             raise RetryableError(_message(error)) from None
 
 
-@dataclass(frozen=True)
-class HttpClient:
-    """Timeouts and retries; ``timeout`` is in seconds, ``min_rate`` in bytes per second."""
+def _nothing() -> None:
+    """Do nothing; unlike a lambda it can be given to another process."""
 
-    timeout: float = 60.0
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long a store is tried; times in seconds."""
+
     attempts: int = 5
     backoff: float = 1.0
     """Seconds before the second attempt; doubled before each later one."""
+    timeout: float = 60.0
     min_rate: float = 1024.0
+    """Bytes per second over ``timeout`` seconds, below which an attempt is given up."""
+    check: Callable[[], object] = _nothing
+    """Called at each block and while waiting; what it raises ends the fetch."""
 
-    def read_small(self, url: str) -> bytes:
-        """Return the content of ``url``, at most 64 MiB; DownloadError if it cannot be downloaded."""
-        message = ""
+    def wait(self, attempt: int) -> None:
+        """Wait after the failed attempt number ``attempt``, counted from 1."""
+        end = time.monotonic() + min(60.0, self.backoff * 2 ** (attempt - 1))
+        while (left := end - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(0.2, left))
+
+    def tried(self, action: Callable[[], Result]) -> Result:
+        """Return what ``action`` does, tried again after a RetryableError; ExhaustedError in the end."""
         for attempt in range(1, self.attempts + 1):
             try:
-                with self.open(url, 0) as stream:
-                    content = b""
-                    for block in stream.blocks(self.timeout, self.min_rate):
-                        content += block
-                        if len(content) > MAX_SMALL_BYTES:
-                            raise RetryableError(f"more than {MAX_SMALL_BYTES} bytes")
-                    stream.require_total(len(content))
-                    return content
+                return action()
             except RetryableError as error:
                 message = str(error)
             if attempt < self.attempts:
-                time.sleep(min(60.0, self.backoff * 2 ** (attempt - 1)))
-        raise DownloadError(f"{redacted(url)}: {message}; tried {self.attempts} times")
+                self.wait(attempt)
+        raise ExhaustedError(f"{message}; tried {self.attempts} times")
+
+
+@dataclass(frozen=True)
+class HttpClient(RetryPolicy):
+    """Opens URLs, and tries small files again by its own policy."""
+
+    def read_small(self, url: str) -> bytes:
+        """Return the content of ``url``, at most 64 MiB; DownloadError if it cannot be downloaded."""
+        try:
+            return self.tried(lambda: self._read_once(url))
+        except ExhaustedError as error:
+            raise DownloadError(f"{redacted(url)}: {error}") from None
+
+    def _read_once(self, url: str) -> bytes:
+        with self.open(url, 0) as stream:
+            content = b""
+            for block in stream.blocks(self.timeout, self.min_rate):
+                content += block
+                if len(content) > MAX_SMALL_BYTES:
+                    raise RetryableError(f"more than {MAX_SMALL_BYTES} bytes")
+            stream.require_total(len(content))
+            return content
 
     @contextmanager
     def open(self, url: str, offset: int, version: str = "") -> Iterator[ByteStream]:

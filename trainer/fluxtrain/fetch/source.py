@@ -8,23 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
-from fluxtrain.contract.run.data import DownloadConfig
 from fluxtrain.errors import ConfigError, redacted
 from fluxtrain.fetch.http import (
     ByteStream,
     CannotResumeError,
     DownloadError,
+    ExhaustedError,
     HttpClient,
     RetryableError,
+    RetryPolicy,
 )
 from fluxtrain.fetch.stores import (
     UNKNOWN,
@@ -37,7 +37,6 @@ from fluxtrain.fetch.stores import (
     Store,
     expanded,
     folder_of,
-    has_braces,
     name_fault,
     open_bucket,
     open_hub,
@@ -68,7 +67,7 @@ class Source:
         """Return the folder of the files if they are on a volume of this node."""
         if "://" in self.url:
             return None
-        if has_braces(self.url):
+        if "{" in self.url:
             return Path(folder_of(self.url))
         path = Path(self.url)
         return path.parent if path.is_file() else path
@@ -130,8 +129,9 @@ def open_store(url: str) -> tuple[Store, str]:
     scheme, is_remote, _ = url.partition("://")
     if scheme in ("http", "https"):
         return HttpStore(tuple(expanded(url)), HttpClient()), url
-    names = expanded(url) if has_braces(url) or not is_remote else []
-    folder = folder_of(url) if has_braces(url) else url
+    has_braces = "{" in url
+    names = expanded(url) if has_braces or not is_remote else []
+    folder = folder_of(url) if has_braces else url
     if not is_remote and Path(url).is_file():
         folder = str(Path(url).parent)
     store, opened = _open_folder(scheme if is_remote else "", folder)
@@ -221,10 +221,6 @@ def _fetch_all(
             stop.set()
 
 
-def policy_of(config: DownloadConfig, check: Callable[[], object] = lambda: None) -> RetryPolicy:
-    return RetryPolicy(attempts=config.attempts, check=check)
-
-
 PARTIAL = ".partial"
 MAX_FILE_BYTES = 1 << 42
 _MAX_RESTARTS = 2
@@ -234,43 +230,6 @@ _MIN_GAIN_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 OpenFile = Callable[[RemoteFile, int], AbstractContextManager[ByteStream]]
 """Opens a file of a store at an offset, as `Store.open` does."""
-Result = TypeVar("Result")
-
-
-class ExhaustedError(Exception):
-    """All attempts have failed; the message is of the last."""
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How long a store is tried; times in seconds."""
-
-    attempts: int = 5
-    backoff: float = 1.0
-    """Seconds before the second attempt; doubled before each later one."""
-    timeout: float = 60.0
-    min_rate: float = 1024.0
-    """Bytes per second over ``timeout`` seconds, below which an attempt is given up."""
-    check: Callable[[], object] = lambda: None
-    """Called at each block and while waiting; what it raises ends the fetch."""
-
-    def wait(self, attempt: int) -> None:
-        """Wait after the failed attempt number ``attempt``, counted from 1."""
-        end = time.monotonic() + min(60.0, self.backoff * 2 ** (attempt - 1))
-        while (left := end - time.monotonic()) > 0:
-            self.check()
-            time.sleep(min(0.2, left))
-
-    def tried(self, action: Callable[[], Result]) -> Result:
-        """Return what ``action`` does, tried again after a RetryableError; ExhaustedError in the end."""
-        for attempt in range(1, self.attempts + 1):
-            try:
-                return action()
-            except RetryableError as error:
-                message = str(error)
-            if attempt < self.attempts:
-                self.wait(attempt)
-        raise ExhaustedError(f"{message}; tried {self.attempts} times")
 
 
 def fetch(

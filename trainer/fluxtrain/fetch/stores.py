@@ -389,11 +389,6 @@ MAX_FILES = 100_000
 _RANGE = re.compile(r"\{(-?\d{1,20})\.\.(-?\d{1,20})")
 
 
-def has_braces(url: str) -> bool:
-    """Return whether ``url`` stands for several."""
-    return "{" in url
-
-
 def expanded(url: str) -> list[str]:
     """Return all that ``url`` stands for, as shells expand braces; RefusedError if it is malformed."""
     ranges = [abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(url)]

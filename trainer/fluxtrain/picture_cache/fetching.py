@@ -27,8 +27,9 @@ from fluxtrain.data.pictures.folder import METADATA, SUFFIXES, Listing, is_hidde
 from fluxtrain.data.pictures.subset import Places, remote_sources, streamed_urls, subsets
 from fluxtrain.data.pictures.tables import SHARD, TABLE, files_of_split, unpack, write_out
 from fluxtrain.errors import ConfigError, DataError
+from fluxtrain.fetch.http import RetryPolicy
 from fluxtrain.fetch.node_cache import NodeCache, gib
-from fluxtrain.fetch.source import Advance, Source, fetch_source, list_source, policy_of
+from fluxtrain.fetch.source import Advance, Source, fetch_source, list_source
 from fluxtrain.fetch.stores import RemoteFile
 from fluxtrain.parallel.distributed import Channel, World
 from fluxtrain.runtime.files import atomic_write
@@ -114,7 +115,7 @@ def pinned_sources(
     """Return what the run's URLs hold; ConfigError if that is not what the run in the output began with."""
     path = paths.output / PINS
     pins = _read_pins(path)
-    policy = policy_of(data.download, check)
+    policy = RetryPolicy(data.download.attempts, check=check)
     listed = [
         list_source(field, url, is_wanted, policy, pins.get(url, {}).get("pinned", ""))
         for field, url in remote_sources(data, paths.data)
@@ -304,7 +305,8 @@ def fill_folder(
                 _unpack(source, target / file.name, place, data, check)
 
     if source.local_folder is None:
-        policy, missing = policy_of(data.download, check), replace(source, files=wanted)
+        policy = RetryPolicy(data.download.attempts, check=check)
+        missing = replace(source, files=wanted)
         fetch_source(missing, target, data.download.connections, policy, advance, use)
         return
     for file in wanted:

@@ -32,8 +32,14 @@ from urllib.parse import quote, urlsplit
 
 from fluxtrain.data.formats.tar import quoted
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.fetch.http import MAX_SMALL_BYTES, DownloadError, HttpClient, is_url
-from fluxtrain.fetch.source import PARTIAL, ExhaustedError, RetryPolicy
+from fluxtrain.fetch.http import (
+    MAX_SMALL_BYTES,
+    DownloadError,
+    ExhaustedError,
+    HttpClient,
+    is_url,
+)
+from fluxtrain.fetch.source import PARTIAL
 from fluxtrain.fetch.source import fetch as fetch_file
 from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile, name_fault
 from fluxtrain.prepare.work import storage_errors
@@ -158,9 +164,8 @@ def fetch(
             if hashlib.file_digest(content, hasher).hexdigest() == entry.digest:
                 return target
     file = RemoteFile(entry.path, UNKNOWN, "", f"{entry.algorithm}:{entry.digest}")
-    policy = RetryPolicy(client.attempts, client.backoff, client.timeout, client.min_rate)
     try:
-        fetch_file(lambda _, at: client.open(entry.url, at), file, folder, policy, advance)
+        fetch_file(lambda _, at: client.open(entry.url, at), file, folder, client, advance)
     except (ExhaustedError, RefusedError) as error:
         text = str(error).removeprefix(f"{entry.path}: ")
         raise DownloadError(f"{entry.url}: {text}") from None
@@ -206,7 +211,7 @@ def fetch_archive(url: str, folder: Path) -> None:
                 with ProgressBar(ARCHIVE, unit="B") as bar:
                     file = RemoteFile(ARCHIVE, UNKNOWN)
                     fetch_file(
-                        lambda _, at: client.open(url, at), file, folder, RetryPolicy(), bar.advance
+                        lambda _, at: client.open(url, at), file, folder, client, bar.advance
                     )
         except (ExhaustedError, DownloadError) as error:
             raise DownloadError(f"{url}: {error}; try again, {step}") from None

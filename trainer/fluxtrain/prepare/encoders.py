@@ -33,8 +33,8 @@ from fluxtrain.encode.codec import load_autoencoder
 from fluxtrain.encode.encoders import missing_models, wanted_models
 from fluxtrain.encode.files import Kind, check_text_folder
 from fluxtrain.errors import ConfigError, DataError, redacted
-from fluxtrain.fetch.http import DownloadError, HttpClient
-from fluxtrain.fetch.source import ExhaustedError, RetryPolicy, Source, fetch_source, open_store
+from fluxtrain.fetch.http import DownloadError, ExhaustedError, HttpClient, RetryPolicy
+from fluxtrain.fetch.source import Source, fetch_source, open_store
 from fluxtrain.fetch.stores import HttpStore, NothingThereError, RefusedError, RemoteFile
 from fluxtrain.prepare.download import download, hub_errors
 from fluxtrain.prepare.work import storage_errors
