@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,21 +48,22 @@ from fluxtrain.runtime.draws import NUM_TIMESTEPS, Array, Draw
 from fluxtrain.runtime.files import SharedFiles, max_open_files
 
 MAX_PIXELS = 1 << 26
+"""Fewer than those above which Pillow warns of a decompression bomb."""
 _BAND_PIXELS = 1 << 22
 _FORMATS = ("PNG", "JPEG", "WEBP")
-_PILLOW_LIMIT = 89_478_485
-"""Pixels above which Pillow only warns of a decompression bomb; we refuse them."""
 
 
-def decode(content: bytes, max_pixels: int = MAX_PIXELS) -> UInt8[Tensor, "3 H W"]:
+def decode(content: bytes) -> UInt8[Tensor, "3 H W"]:
     """Return the image in ``content``, its transparent parts white; of an animation the first frame.
 
-    Raises ValueError, with the reason, if it is corrupt, not PNG, JPEG or WebP, or above ``max_pixels``.
+    Raises ValueError, with the reason, if it is corrupt, not PNG, JPEG or WebP, or above MAX_PIXELS.
     """
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            _check_size(image, min(max_pixels, _PILLOW_LIMIT))
-            pixels = torch.from_numpy(np.array(_on_white(image)))
+            width, height = image.size  # from the header: nothing is decoded yet
+            if width * height > MAX_PIXELS:
+                raise ValueError(f"{width}x{height} pixels, at most {MAX_PIXELS} are decoded")
+            pixels = torch.from_numpy(np.array(_rgb(image)))
     except UnidentifiedImageError:
         raise ValueError("its image is neither PNG nor JPEG nor WebP") from None
     except Exception as error:  # decoders may raise anything on malformed bytes, warnings too
@@ -87,23 +88,27 @@ def resize_and_crop(pixels: UInt8[Tensor, "3 H W"], side: int) -> UInt8[Tensor, 
     return rearrange(torch.from_numpy(np.array(middle)), "h w c -> c h w").contiguous()
 
 
-def _check_size(image: Image.Image, max_pixels: int) -> None:
-    width, height = image.size  # from the header: nothing is decoded yet
-    if width * height > max_pixels:
-        raise ValueError(f"{width}x{height} pixels, at most {max_pixels} are decoded")
-
-
-def _on_white(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to 8 bits
         return Image.fromarray((np.array(image) >> 8).astype(np.uint8)).convert("RGB")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    whole = Image.new("RGB", image.size)
+    return in_bands(image, on_white) if image.has_transparency_data else image.convert("RGB")
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Return ``image`` in RGB, its transparent parts white."""
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Return ``image`` in RGB; what ``convert`` has between takes little memory, as it gets bands."""
     rows = max(1, _BAND_PIXELS // image.width)
-    for top in range(0, image.height, rows):  # what is between takes little memory
+    if rows >= image.height:
+        return convert(image)
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        white = Image.new("RGBA", band.size, "white")
-        whole.paste(Image.alpha_composite(white, band.convert("RGBA")).convert("RGB"), (0, top))
+        whole.paste(convert(band), (0, top))
     return whole
 
 
@@ -147,15 +152,9 @@ class SampleError(DataError):
 class ImageFiles:
     """Images with captions in several files; may be used from several threads and processes."""
 
-    def __init__(
-        self,
-        paths: list[Path],
-        keys: list[list[str]],
-        spans: list[Spans],
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
-        """Take the keys and the spans of each file; images of more than ``max_pixels`` are not decoded."""
-        self._paths, self._keys, self._spans, self._max_pixels = paths, keys, spans, max_pixels
+    def __init__(self, paths: list[Path], keys: list[list[str]], spans: list[Spans]) -> None:
+        """Take the keys and the spans of each file."""
+        self._paths, self._keys, self._spans = paths, keys, spans
         self._starts = np.cumsum([0, *map(len, keys)])
         self._files = SharedFiles(paths, max_open=max(1, max_open_files() // 4))
 
@@ -191,7 +190,7 @@ class ImageFiles:
         """Return the image of sample ``index`` on white; SampleError if it is unreadable."""
         content = self._read(index, 0)
         try:
-            return decode(content, self._max_pixels)
+            return decode(content)
         except ValueError as error:
             raise SampleError(f"{self.name(index)}: {error}") from None
 
@@ -330,8 +329,8 @@ class ImageDataset(Source):
 class TarImages(ImageFiles):
     """The samples of every tar in a folder."""
 
-    def __init__(self, folder: Path, max_pixels: int = MAX_PIXELS) -> None:
-        """Open ``folder``; images of more than ``max_pixels`` are not decoded.
+    def __init__(self, folder: Path) -> None:
+        """Open ``folder``.
 
         Raises DataError, naming the file, if a tar is cut off or not a tar, or if there are no samples.
         """
@@ -339,9 +338,7 @@ class TarImages(ImageFiles):
         if not paths:
             raise DataError(f"{folder}: no tars are here")
         indices = [open_index(path) for path in paths]
-        super().__init__(
-            paths, [index.keys for index in indices], [index.spans for index in indices], max_pixels
-        )
+        super().__init__(paths, [each.keys for each in indices], [each.spans for each in indices])
         skipped = Skipped()
         for path, index in zip(paths, indices, strict=True):
             for message in index.skipped.messages:

@@ -80,7 +80,7 @@ def put(folder: Path, content: bytes, name: str = "a.tar") -> Path:
     return path
 
 
-def open_with(folder: Path, *members: Member, **options: Any) -> TarImages:
+def open_with(folder: Path, *members: Member) -> TarImages:
     """Return the data set of one tar: ``members``, then a valid sample of key ``good``."""
     put(folder, raw(*members, *sample("good", 9)) + END_MARK)
-    return TarImages(folder, **options)
+    return TarImages(folder)

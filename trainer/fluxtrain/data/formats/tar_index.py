@@ -109,9 +109,7 @@ class TarIndex:
     skipped: Skipped
 
 
-def open_index(
-    path: Path, max_members: int = MAX_MEMBERS, sample_format: SampleFormat = IMAGES
-) -> TarIndex:
+def open_index(path: Path, sample_format: SampleFormat = IMAGES) -> TarIndex:
     """Return the index of the tar ``path``, from its sidecar if valid; DataError if it is not a whole tar."""
     try:
         status = path.stat()
@@ -127,13 +125,13 @@ def open_index(
     try:
         return _read_sidecar(sidecar, cache_key, status.st_size, sample_format)
     except (OSError, ValueError, OverflowError, RecursionError):
-        index = build_index(path, max_members, sample_format)
+        index = build_index(path, sample_format)
         _write_sidecar(sidecar, cache_key, index)
         return index
 
 
 def build_index(
-    path: Path, max_members: int = MAX_MEMBERS, sample_format: SampleFormat = IMAGES
+    path: Path, sample_format: SampleFormat = IMAGES, max_members: int = MAX_MEMBERS
 ) -> TarIndex:
     """Return the complete samples in the tar ``path``, in the order of their first members."""
     samples, skipped = dict[str, list[Member | None]](), Skipped()

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from threading import Lock
 
@@ -28,7 +28,7 @@ from torch.nn.functional import interpolate
 
 from fluxtrain.contract.run.data import ALPHA, DataConfig, VariantsConfig
 from fluxtrain.contract.run.model import Condition
-from fluxtrain.data.images import reason_of, resize_crop
+from fluxtrain.data.images import in_bands, on_white, reason_of, resize_crop
 from fluxtrain.data.order import Buckets, Placement
 from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures, similar
 from fluxtrain.runtime import draws
@@ -43,7 +43,6 @@ MAX_ENLARGEMENT = 8
 _LARGE_PIXELS = 1 << 25
 _LARGE_ONES = Lock()
 """Held while a large picture is decoded: of those that threads decode at once, one may be large."""
-_BAND_PIXELS = 1 << 22
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "AVIF")
 _ORIENTATION, _QUARTER_TURNS = 0x0112, (5, 6, 7, 8)
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I", "F")
@@ -173,14 +172,9 @@ def _readable() -> tuple[str, ...]:
 def _rgb_in_bands(image: Image.Image) -> Image.Image:
     """Return ``image`` in RGB; converted in bands, so that what is between takes little memory."""
     is_unit = image.mode == "F" and float(image.getextrema()[1]) <= 1  # type: ignore[arg-type]
-    rows = max(1, _BAND_PIXELS // image.width)
-    if rows >= image.height or (image.mode == "RGB" and not image.info):
+    if image.mode == "RGB" and not image.info:
         return _rgb(image, is_unit)
-    whole = Image.new("RGB", image.size)
-    for top in range(0, image.height, rows):
-        band = image.crop((0, top, image.width, min(top + rows, image.height)))
-        whole.paste(_rgb(band, is_unit), (0, top))
-    return whole
+    return in_bands(image, partial(_rgb, is_unit=is_unit))
 
 
 def _rgb(image: Image.Image, is_unit: bool) -> Image.Image:
@@ -192,9 +186,7 @@ def _rgb(image: Image.Image, is_unit: bool) -> Image.Image:
             values = values * 65535
         return Image.fromarray(np.clip(values / 256, 0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return _srgb(Image.alpha_composite(white, image).convert("RGB"), _profile(image))
+        return _srgb(on_white(image), _profile(image))
     return _srgb(image, _profile(image)).convert("RGB")
 
 
