@@ -41,7 +41,7 @@ from fluxtrain.data.pictures.folder import (
 )
 from fluxtrain.data.pictures.picture import MAX_BYTES
 from fluxtrain.errors import ConfigError, DataError
-from fluxtrain.runtime.files import atomic_write_by_several, sync
+from fluxtrain.runtime.files import atomic_write_by_several, write_to_disk
 
 TABLE = ".parquet"
 _AT = "spec.run.data.table"
@@ -82,30 +82,40 @@ def write_out(
     ``encoding``.
     Raises DataError if the file is damaged, ConfigError if it lacks a column.
     """
+
+    def fill(partial: Path, faults: Faults) -> int:
+        count = 0
+        for number, (picture, caption) in enumerate(_rows(path, table)):
+            check()
+            if fault := _picture_fault(picture):
+                faults.add(f"row {number}", fault)
+                continue
+            try:
+                text = text_of(caption, encoding) if isinstance(caption, bytes) else caption
+            except UnicodeError:
+                faults.add(f"row {number}", f"its caption is not {shown(encoding)}", caption)
+                continue
+            if fault := _caption_fault(text):
+                faults.add(f"row {number}", fault)
+                continue
+            _write_file(partial / f"{number:08d}{_suffix(picture)}", picture)
+            if caption:
+                _write_file(partial / f"{number:08d}.txt", text.encode("utf-8-sig", "replace"))
+            count += 1
+        return count
+
+    _write_whole(folder, fill)
+
+
+def _write_whole(folder: Path, fill: Callable[[Path, Faults], int]) -> None:
+    """Let ``fill`` write ``folder`` unless it exists; it notes what it leaves out, and counts pictures."""
     if folder.exists():
         return
     partial = folder.with_name(f"{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    faults, count = Faults(), 0
-    for number, (picture, caption) in enumerate(_rows(path, table)):
-        check()
-        if fault := _picture_fault(picture):
-            faults.add(f"row {number}", fault)
-            continue
-        try:
-            text = text_of(caption, encoding) if isinstance(caption, bytes) else caption
-        except UnicodeError:
-            faults.add(f"row {number}", f"its caption is not {shown(encoding)}", caption)
-            continue
-        if fault := _caption_fault(text):
-            faults.add(f"row {number}", fault)
-            continue
-        _write_table(partial / f"{number:08d}{_suffix(picture)}", picture)
-        if caption:
-            _write_table(partial / f"{number:08d}.txt", text.encode("utf-8-sig", "replace"))
-        count += 1
-    if not count:
+    faults = Faults()
+    if not fill(partial, faults):
         faults.add("", f"{EMPTY}{faults.example()}")
     faults.write(partial)
     partial.rename(folder)
@@ -191,11 +201,6 @@ def _suffix(picture: bytes) -> str:
     return next((suffix for start, suffix in _SIGNATURES if picture.startswith(start)), "")
 
 
-def _write_table(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    os.utime(path, ns=(0, 0))  # equal on all nodes: pictures are known by it
-
-
 SHARD = ".tar"
 _PICTURES = {suffix[1:] for suffix in SUFFIXES}
 _LIMITS = {"txt": MAX_CAPTION_BYTES, "caption": MAX_CAPTION_BYTES, "json": MAX_METADATA_BYTES}
@@ -211,25 +216,20 @@ def unpack(
     ``check`` is called for each sample; what it raises ends the work. Captions in JSON are of ``encoding``.
     Raises DataError if the tar is not whole.
     """
-    if folder.exists():
-        return
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    accepted, faults = _accepted(tar)
-    count = 0
-    for sample in _samples(tar, accepted):
-        check()
-        count += _write(sample, partial, faults, encoding)
-    if not count:
-        faults.add("", f"{EMPTY}{faults.example()}")
-    faults.write(partial)
-    partial.rename(folder)
+
+    def fill(partial: Path, faults: Faults) -> int:
+        count = 0
+        for sample in _samples(tar, _accepted(tar, faults)):
+            check()
+            count += _write(sample, partial, faults, encoding)
+        return count
+
+    _write_whole(folder, fill)
 
 
-def _accepted(tar: Path) -> tuple[set[str], Faults]:
-    """Return the names of the members that are read, and of pictures that are not, with the reason."""
-    names, seen, faults, parts = set[str](), set[tuple[str, str]](), Faults(), dict[str, str]()
+def _accepted(tar: Path, faults: Faults) -> set[str]:
+    """Return the names of the members that are read; note pictures that are not in ``faults``."""
+    names, seen, parts = set[str](), set[tuple[str, str]](), dict[str, str]()
     for member in read_members(tar):
         key, suffix = split_name(member.name)
         fault = member.fault or _fault(member, key, suffix)
@@ -237,9 +237,8 @@ def _accepted(tar: Path) -> tuple[set[str], Faults]:
             fault = "there are several of this name"
         *folders, last = member.name.split("/")
         hidden = next(filter(is_hidden, [*folders, last]), None)
-        is_below = any(
-            map(is_hidden, folders)
-        )  # what has no fault is written: the listing names the folder
+        # what has no fault is written: the listing names the folder
+        is_below = any(map(is_hidden, folders))
         if hidden and bool(fault) == is_below:
             faults.leave_out(quoted(member.name), hidden_reason(hidden))
         elif fault and key and suffix not in _PICTURES and suffix not in _LIMITS:
@@ -253,7 +252,7 @@ def _accepted(tar: Path) -> tuple[set[str], Faults]:
     for name, fault in parts.items():  # such as masks beside the pictures
         keep = faults.leave_out if split_name(name)[0] in keys else faults.add
         keep(quoted(name), fault)
-    return names, faults
+    return names
 
 
 def _fault(member: Member, key: str, suffix: str) -> str | None:
@@ -350,15 +349,11 @@ class ShardListing:
     """Files of both kinds that are no pictures of the user's."""
 
     def write(self, path: Path) -> None:
-        values = {
-            "pictures": [[each.name, each.size, each.caption] for each in self.pictures],
-            "skipped": self.skipped,
-            "faults": self.faults,
-            "left_out": self.left_out,
-        }
+        pictures = [[each.name, each.size, each.caption] for each in self.pictures]
         with atomic_write_by_several(path) as partial:
-            partial.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-            sync(partial)
+            write_to_disk(
+                partial, json.dumps({**vars(self), "pictures": pictures}, ensure_ascii=False)
+            )
 
 
 def list_shard(folder: Path, encoding: str) -> ShardListing:
