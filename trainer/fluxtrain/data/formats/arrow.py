@@ -28,8 +28,8 @@ from fluxtrain.data.formats.mlcommons import (
     KEY,
     TIMESTEP,
     CellTable,
-    LoadedMetadata,
     NpyDataset,
+    SampleMetadata,
     to_bytes,
     validate_timesteps,
 )
@@ -111,7 +111,7 @@ def _cells(path: Path) -> CellTable:
     )
     keys = [key for _, part, _ in batches for key in part]
     steps = validate_timesteps(path, (step for _, _, part in batches for step in part))
-    return CellTable(path, cells[:, :, 0], cells[:, :, 1], LoadedMetadata(keys, steps))
+    return CellTable(path, cells[:, :, 0], cells[:, :, 1], SampleMetadata(keys, steps))
 
 
 def _read_batch(batch: Any, mapped: Any) -> tuple[Array, list[str], list[Any]]:

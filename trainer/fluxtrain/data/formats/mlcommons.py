@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,24 +30,14 @@ KEY, TIMESTEP = "__key__", "timestep"
 _HEADER_BYTES = 4096
 
 
-class SampleMetadata(Protocol):
-    """The keys and timesteps of the samples of one file; may be read on demand."""
-
-    def key(self, record: int) -> str:
-        """Return the key of ``record`` in its source data set, "" if it has none."""
-        ...
-
-    def timesteps(self) -> Array | None:
-        """Return the evaluation timesteps (0 ... 7), None if not all are stored."""
-        ...
-
-
 @dataclass(frozen=True)
-class LoadedMetadata:
-    """Keys and timesteps in memory."""
+class SampleMetadata:
+    """The keys and timesteps of the samples of one file."""
 
     keys: list[str]
+    """In its source data set, "" if it has none."""
     steps: Array | None
+    """The evaluation timesteps (0 ... 7), None if not all are stored."""
 
     def key(self, record: int) -> str:
         return self.keys[record]

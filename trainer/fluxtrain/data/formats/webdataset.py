@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fluxtrain.data.formats.mlcommons import CellTable, NpyDataset, to_bytes, validate_timesteps
+from fluxtrain.data.formats.mlcommons import (
+    CellTable,
+    NpyDataset,
+    SampleMetadata,
+    to_bytes,
+    validate_timesteps,
+)
 from fluxtrain.data.formats.tar_index import METADATA, MemberSpec, SampleFormat, open_index
 from fluxtrain.data.formats.tar_writer import add_member, open_tar
 from fluxtrain.data.shards import FIELDS, Sample, StreamWriter
@@ -43,25 +49,24 @@ def _cells(path: Path) -> CellTable:
     if index.skipped.count:
         # Unlike a bad image of a scraped set, a missing encoding is lost data.
         raise DataError(f"{path}: {index.skipped.messages[0]} (and {index.skipped.count - 1} more)")
-    metadata = _JsonMetadata(path, index.keys, index.spans)
+    metadata = _JsonMetadata(index.keys, None, path, index.spans)
     return CellTable(path, index.spans[:, 2::2], index.spans[:, 3::2], metadata)
 
 
 @dataclass(frozen=True)
-class _JsonMetadata:
+class _JsonMetadata(SampleMetadata):
     """The JSON members; read on demand, because a large set has a million of them."""
 
     path: Path
-    names: list[str]
     spans: Array
 
     def key(self, record: int) -> str:
         with self.path.open("rb") as file:
-            return str(self._read(file, record).get("key", self.names[record]))
+            return str(self._read(file, record).get("key", self.keys[record]))
 
     def timesteps(self) -> Array | None:
         with self.path.open("rb") as file:
-            records = range(len(self.names))
+            records = range(len(self.keys))
             steps = (self._read(file, record).get("timestep") for record in records)
             return validate_timesteps(self.path, steps)
 
