@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import Latents, PictureCache, Record, write_encodings
 from fluxtrain.data.pictures.picture import control_of, decode, drawn_hole, fit, mask_of
@@ -105,8 +104,7 @@ class PictureEncoder:
         file = picture if folder is None else replace(picture, folder=folder)
         try:
             read = read_picture(file, self.config.data, self.config.drawn_seed)
-            seen = read.width, read.height, read.sha256, read.mask_sha256
-            wanted = required_latents(self.config, cache, picture, *seen)
+            wanted = required_latents(self.config, cache, picture, read)
             latents = [each for each, _ in wanted]
             missing = [pair for pair in wanted if not cache.latents_path(pair[0].id).exists()]
             crops = tuple(
@@ -117,20 +115,16 @@ class PictureEncoder:
                 )
                 for each, placement in missing
             )
-            kind = ALPHA if picture.has_alpha_mask else ""
             masks = tuple(
-                (each.mask, mask_of(read.mask, kind, seen[:2], placement))
+                (each.mask, mask_of(read.mask, picture.mask_kind, read.size, placement))
                 for each, placement in wanted
                 if read.mask is not None and not cache.mask_path(each.mask).exists()
             )
         except FAULTS as error:
-            if folder is not None and isinstance(
-                error, OSError
-            ):  # it was there when it was fetched
+            if folder is not None and isinstance(error, OSError):  # it was fetched
                 raise StorageError(f"{file.path}: {reason_of(error)}") from None
             return _Decoded(picture, Record(name, fault=reason_of(error)))
-        width, height, sha256, mask_sha256 = seen
-        record = Record(name, sha256, width, height, tuple(latents), mask_sha256=mask_sha256)
+        record = Record(name, read.sha256, *read.size, tuple(latents), mask_sha256=read.mask_sha256)
         return _Decoded(picture, record, crops, masks)
 
     def _control(
@@ -140,8 +134,7 @@ class PictureEncoder:
         if picture.takes is None:
             return None
         if read.control is not None:
-            size = read.width, read.height
-            return control_of(read.control, size, placement, picture.takes)
+            return control_of(read.control, read.size, placement, picture.takes)
         return drawn_hole(self.config.drawn_seed, read.sha256, placement)
 
 

@@ -188,7 +188,9 @@ def require_room(sources: Sequence[Source], data: DataConfig, paths: RunPaths) -
 
 def node_cache(data: DataConfig, data_root: Path) -> NodeCache:
     """Return the bounded folder of this node."""
-    return NodeCache(download_folder(data, data_root), data.download.max_bytes)
+    name = data.download.folder
+    usual = Path(tempfile.gettempdir()) / f"fluxtrain-{os.getuid()}"
+    return NodeCache(usual if name is None else data_root / name, data.download.max_bytes)
 
 
 def entry_key(source: Source, data: DataConfig) -> str:
@@ -213,13 +215,6 @@ def pictures_folder(source: Source, data: DataConfig, data_root: Path) -> Path:
     return node_cache(data, data_root).data_folder(entry_key(source, data)) / _PICTURES
 
 
-def download_folder(data: DataConfig, data_root: Path) -> Path:
-    """Return the folder of the node for fetched data."""
-    if data.download.folder is not None:
-        return data_root / data.download.folder
-    return Path(tempfile.gettempdir()) / f"fluxtrain-{os.getuid()}"
-
-
 def is_wanted(name: str) -> bool:
     """Return whether a file of a source belongs to pictures; hidden ones and those of a NAS do not."""
     *_, last = parts = name.split("/")
@@ -230,8 +225,7 @@ def is_wanted(name: str) -> bool:
 
 def kind_of(files: Sequence[RemoteFile]) -> str:
     """Return whether a source is of ``pictures``, ``shards`` or ``tables``; the first that there is."""
-    names = [file.name for file in files if file.name.rpartition("/")[2] not in METADATA]
-    suffixes = {Path(name).suffix.lower() for name in names}
+    suffixes = {Path(file.name).suffix.lower() for file in files if not _is_metadata(file)}
     if SHARD in suffixes and suffixes.isdisjoint(SUFFIXES):
         return "shards"
     return "tables" if TABLE in suffixes and suffixes.isdisjoint(SUFFIXES) else "pictures"
@@ -240,17 +234,11 @@ def kind_of(files: Sequence[RemoteFile]) -> str:
 def read_files(source: Source, table: TableConfig) -> Source:
     """Return ``source`` with those of its files that are read; ConfigError if it has no such split."""
     _require_different_folders(source)
-    kind, suffix = kind_of(source.files), {"shards": SHARD, "tables": TABLE}
+    kind = kind_of(source.files)
     if kind == "pictures":
-        kept = [
-            f
-            for f in source.files
-            if not f.name.lower().endswith((SHARD, TABLE)) or _is_metadata(f)
-        ]
-        return replace(source, files=tuple(kept))
-    kept = [
-        f for f in source.files if f.name.lower().endswith(suffix[kind]) and not _is_metadata(f)
-    ]
+        packed = set(_packed(source, (SHARD, TABLE)))
+        return replace(source, files=tuple(f for f in source.files if f not in packed))
+    kept = _packed(source, SHARD if kind == "shards" else TABLE)
     if kind == "tables":
         chosen = files_of_split([file.name for file in kept], table.split)
         kept = [file for file in kept if file.name in chosen]
@@ -270,15 +258,17 @@ def unread(source: Source) -> str:
     """Return that shards or Parquet files beside what is read are not, else ""; of all that was listed."""
     kind = kind_of(source.files)
     ignored = {"pictures": (SHARD, TABLE), "shards": (TABLE,), "tables": ()}[kind]
-    files = [f for f in source.files if f.name.lower().endswith(ignored) and not _is_metadata(f)]
-    if not ignored or not files:
+    files = _packed(source, ignored)
+    if not files:
         return ""
-    beside = "pictures" if kind == "pictures" else "shards"
-    return f"{source}: {files[0].name}{_more(len(files) - 1)} not read, as there are {beside} too"
+    more = f" and {len(files) - 1} more files are" if len(files) > 1 else " is"
+    return f"{source}: {files[0].name}{more} not read, as there are {kind} too"
 
 
-def _more(count: int) -> str:
-    return f" and {count} more files are" if count else " is"
+def _packed(source: Source, suffixes: str | tuple[str, ...]) -> list[RemoteFile]:
+    """Return those files of ``source`` with ``suffixes`` that hold pictures."""
+    files = (file for file in source.files if file.name.lower().endswith(suffixes))
+    return [file for file in files if not _is_metadata(file)]
 
 
 def _is_metadata(file: RemoteFile) -> bool:

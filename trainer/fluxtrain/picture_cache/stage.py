@@ -107,14 +107,9 @@ class _Stage:
     def encode_texts(self, captions: Sequence[str]) -> None:
         if not captions:
             return
-        config, length, dtype = (
-            self.config,
-            self.config.data.text_length,
-            encoders_dtype(self.config),
-        )
-        encoder = load_text_encoder(
-            config.encoders, length, self.paths.models, self.world.device, dtype
-        )
+        config, place = self.config, (self.paths.models, self.world.device)
+        length, dtype = config.data.text_length, encoders_dtype(config)
+        encoder = load_text_encoder(config.encoders, length, *place, dtype)
         self.alive()
         for caption in captions:
             self._check_stop()
@@ -147,11 +142,9 @@ class _Stage:
 
     def _count(self) -> int:
         existing, cache = self.work.cache.existing(), self.work.cache
-        names = [
-            f"pictures/{cache.record_path(picture).name}" for picture in self.work.missing_pictures
-        ]
-        names += [f"texts/{cache.text_path(caption).name}" for caption in self.work.missing_texts]
-        return sum(name in existing for name in names)
+        paths = [cache.record_path(picture) for picture in self.work.missing_pictures]
+        paths += [cache.text_path(caption) for caption in self.work.missing_texts]
+        return sum(str(path) in existing for path in paths)
 
 
 def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPictures | None:
@@ -167,11 +160,10 @@ def encoded_work(config: RunConfig, paths: RunPaths, is_new: bool) -> CachedPict
         return None
     check_files(config.encoders, paths.models)
     cache = open_cache(config, paths)
-    wanted = {f"texts/{cache.text_path('').name}"}
+    wanted = {str(cache.text_path(""))}
     for sample in stored.every:
-        wanted |= {f"latents/{cache.latents_path(each).name}" for each in sample.latents}
-        wanted |= {f"masks/{cache.mask_path(each).name}" for each in sample.masks}
-        wanted |= {f"texts/{cache.text_path(each).name}" for each in sample.captions}
+        wanted |= cache.files_of(sample.latents, sample.masks)
+        wanted |= {str(cache.text_path(each)) for each in sample.captions}
     if not cache.existing().issuperset(wanted):
         return None
     return CachedPictures(cache, [], {}, [], [], stored)

@@ -7,6 +7,7 @@ rank had it. The pictures are known as those that are fetched as a whole are: th
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -164,9 +165,7 @@ class Streaming:
         else:
             files = [PictureFile(file.name, file.size, 0, "") for file in part.source.files]
             listing = Listing(part.folder, files, is_streamed=True)
-        return self._lacking(
-            part.source.url, listing, lambda name: (self.cache.folder / name).exists()
-        )
+        return self._lacking(part.source.url, listing, os.path.exists)
 
     def _lacking(
         self, url: str, listing: Listing, exists: Callable[[str], bool]
@@ -291,13 +290,7 @@ def _close(opened: Future[tuple[ExitStack, Path]]) -> None:
 
 def _summary(own: Sequence[Part], every: Sequence[Part]) -> tuple[str, int, int]:
     urls = dict.fromkeys(str(part.source) for part in own)
-    share = "" if len(own) == len(every) else f", this rank's share of {_files(every)}"
-    return f"{', '.join(urls)} part by part{share}", _files(own), _size(own)
-
-
-def _files(parts: Sequence[Part]) -> int:
-    return sum(len(part.source.files) for part in parts)
-
-
-def _size(parts: Sequence[Part]) -> int:
-    return sum(part.source.size for part in parts)
+    files, of = (sum(len(part.source.files) for part in parts) for parts in (own, every))
+    share = "" if len(own) == len(every) else f", this rank's share of {of}"
+    size = sum(part.source.size for part in own)
+    return f"{', '.join(urls)} part by part{share}", files, size

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA, PIXELS_PER_LATENT, DataConfig
+from fluxtrain.contract.run.data import PIXELS_PER_LATENT, DataConfig
 from fluxtrain.data.dataset import EmptyText
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.dataset import (
@@ -37,6 +37,7 @@ from fluxtrain.data.pictures.picture import DECODER, variant_captions
 from fluxtrain.data.pictures.subset import (
     REPEATS,
     Places,
+    ReadPicture,
     TrainingPicture,
     find_pictures,
     held_out,
@@ -93,10 +94,10 @@ class CachedPictures:
         )
 
     def _begin(self, config: RunConfig, output: Path) -> TrainingSet:
-        records = [self._record(picture) for picture in self.pictures]
-        faults = {p.label: r.fault for p, r in zip(self.pictures, records, strict=True) if r.fault}
+        found = [(picture, self._record(picture)) for picture in self.pictures]
+        faults = {picture.label: record.fault for picture, record in found if record.fault}
         skipped = dict(sorted((self.skipped | faults).items()))
-        used = [pair for pair in zip(self.pictures, records, strict=True) if not pair[1].fault]
+        used = [pair for pair in found if not pair[1].fault]
         if error := refused(config.data, (pair[0] for pair in used), skipped, output / REPORT):
             self.write_report(output, skipped, TrainingSet((), ()))
             raise error
@@ -107,12 +108,12 @@ class CachedPictures:
             is_held_out = record.sha256 in chosen
             if not (is_held_out and picture.is_reg):
                 samples[is_held_out].extend(_samples(picture, record, seed))
-        found = TrainingSet(tuple(samples[0]), tuple(skipped), tuple(samples[1]))
-        self.write_report(output, skipped, found)
+        begun = TrainingSet(tuple(samples[0]), tuple(skipped), tuple(samples[1]))
+        self.write_report(output, skipped, begun)
         for line in _lines(skipped, self.left_out, output / REPORT):
             print(line, file=sys.stderr, flush=True)
-        found.write(output)
-        return found
+        begun.write(output)
+        return begun
 
     def _entry(self, sample: TrainingSample) -> Entry:
         paths = tuple(map(self.cache.latents_path, sample.latents))
@@ -303,10 +304,7 @@ def _continued(
     lacking = {
         sample.name
         for sample in stored.every
-        if any(
-            f"latents/{cache.latents_path(each).name}" not in existing for each in sample.latents
-        )
-        or any(f"masks/{cache.mask_path(each).name}" not in existing for each in sample.masks)
+        if not cache.files_of(sample.latents, sample.masks) <= existing
     }
     missing = [p for p in pictures if p.label in lacking and not p.is_streamed]
     if lost := sorted(lacking - {picture.label for picture in missing}):
@@ -336,7 +334,7 @@ def _mended(
 
 
 def _missing_texts(captions: Iterable[str], cache: PictureCache, existing: set[str]) -> list[str]:
-    return [text for text in captions if f"texts/{cache.text_path(text).name}" not in existing]
+    return [text for text in captions if str(cache.text_path(text)) not in existing]
 
 
 def is_done(
@@ -347,38 +345,30 @@ def is_done(
 ) -> bool:
     """Return whether the latents of ``picture`` exist at all sizes that ``config`` asks for.
 
-    ``exists`` is asked for files of the cache. A streamed picture is also done if it has a fault: its bytes
+    ``exists`` is asked for paths of the cache. A streamed picture is also done if it has a fault: its bytes
     stay what they are.
     """
     record = cache.read_record(picture)
     if record is None or record.fault:
         return record is not None and picture.is_streamed
-    seen = record.width, record.height, record.sha256, record.mask_sha256
-    wanted = [each for each, _ in required_latents(config, cache, picture, *seen)]
-    names = [f"latents/{cache.latents_path(each.id).name}" for each in wanted]
-    names += [f"masks/{cache.mask_path(each.mask).name}" for each in wanted if each.mask]
-    return wanted == list(record.latents) and all(map(exists, names))
+    wanted = [each for each, _ in required_latents(config, cache, picture, record)]
+    masks = (each.mask for each in wanted if each.mask)
+    files = cache.files_of((each.id for each in wanted), masks)
+    return wanted == list(record.latents) and all(map(exists, files))
 
 
 def required_latents(
-    config: RunConfig,
-    cache: PictureCache,
-    picture: TrainingPicture,
-    width: int,
-    height: int,
-    sha256: str,
-    mask_sha256: str,
+    config: RunConfig, cache: PictureCache, picture: TrainingPicture, read: Record | ReadPicture
 ) -> list[tuple[Latents, Placement]]:
-    """Return all latents of ``picture``, of ``width`` x ``height`` pixels, with how it is placed for them.
+    """Return all latents of ``picture``, which is known by what was ``read``, with how it is placed for them.
 
-    ``mask_sha256`` is that of the file of which its mask is made, "" if it has none. Raises PictureError if
-    the picture is too small for any bucket.
+    Raises PictureError if it is too small for any bucket.
     """
-    places = placements_of(picture, config.data, config.drawn_seed, width, height, sha256)
-    kind = ALPHA if picture.has_alpha_mask else ""
+    sha256, mask_sha256 = read.sha256, read.mask_sha256
+    places = placements_of(picture, config.data, config.drawn_seed, read.width, read.height, sha256)
 
     def latents(placement: Placement, number: int) -> Latents:
-        mask = cache.mask_id(kind, mask_sha256, placement) if mask_sha256 else ""
+        mask = cache.mask_id(picture.mask_kind, mask_sha256, placement) if mask_sha256 else ""
         return Latents(cache.latents_id(sha256, placement), *placement.size, number, mask)
 
     return [(latents(each, number), each) for number, each in places]
@@ -388,18 +378,16 @@ def _samples(picture: TrainingPicture, record: Record, seed: int) -> Iterator[Tr
     """Yield the samples of ``picture``, one for each size, whose variants are trained in turn."""
     captions = variant_captions(picture.caption, picture.variants, seed)
     for _, group in groupby(record.latents, lambda latents: latents.sample):
-        first, *others = group
-        ids = tuple(latents.id for latents in (first, *others))
-        masks = tuple(latents.mask for latents in (first, *others) if latents.mask)
-        size = first.width, first.height
+        variants = list(group)
         yield TrainingSample(
             picture.label,
             captions,
             picture.repeats,
-            ids,
-            *size,
+            tuple(latents.id for latents in variants),
+            variants[0].width,
+            variants[0].height,
             picture.caption,
-            masks,
+            tuple(latents.mask for latents in variants if latents.mask),
             picture.weight,
         )
 

@@ -29,7 +29,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,6 +55,7 @@ from fluxtrain.runtime.files import (
     atomic_write_by_several,
     read_into,
     sync,
+    write_to_disk,
 )
 from fluxtrain.runtime.safetensors import Span, read_header, read_tensor
 
@@ -320,13 +321,8 @@ class PictureCache:
     def latents_id(self, sha256: str, placement: Placement) -> str:
         """Return the ID of the latents, at ``placement``, of the picture whose bytes have ``sha256``."""
         changed = [placement.corner, placement.is_flipped]
-        return _digest(
-            self.images,
-            sha256,
-            placement.size,
-            placement.resized,
-            *(changed if any(changed) else ()),
-        )
+        known = changed if any(changed) else []
+        return _digest(self.images, sha256, placement.size, placement.resized, *known)
 
     def mask_id(self, kind: str, sha256: str, placement: Placement) -> str:
         """Return the ID of the mask that is made of the bytes with ``sha256``, at ``placement``."""
@@ -352,13 +348,14 @@ class PictureCache:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     def existing(self) -> set[str]:
-        """Return the names of all files, each with its folder."""
-        names = set[str]()
-        for folder in FOLDERS:
-            path = self.folder / folder
-            if path.is_dir():
-                names |= {f"{folder}/{name}" for name in os.listdir(path)}
-        return names
+        """Return the paths of all files."""
+        folders = [path for name in FOLDERS if (path := self.folder / name).is_dir()]
+        return {f"{folder}/{name}" for folder in folders for name in os.listdir(folder)}
+
+    def files_of(self, latents: Iterable[str], masks: Iterable[str]) -> set[str]:
+        """Return the paths of latents and masks with these IDs."""
+        paths = {*map(self.latents_path, latents), *map(self.mask_path, masks)}
+        return set(map(str, paths))
 
     def read_record(self, picture: TrainingPicture) -> Record | None:
         """Return what became of ``picture``, None if it was not looked at or the record is damaged."""
@@ -373,9 +370,7 @@ class PictureCache:
         """Write what became of ``picture``, after its latents."""
         values = {**vars(record), "latents": [vars(each) for each in record.latents]}
         with atomic_write_by_several(self.record_path(picture)) as partial:
-            text = json.dumps(values, indent=1, ensure_ascii=False)
-            partial.write_text(text, encoding="utf-8")
-            sync(partial)
+            write_to_disk(partial, json.dumps(values, indent=1, ensure_ascii=False))
 
 
 def write_encodings(path: Path, tensors: dict[str, Tensor]) -> None:

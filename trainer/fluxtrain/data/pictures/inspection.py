@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from fluxtrain.contract.run.data import ALPHA, DataConfig, Size
+from fluxtrain.contract.run.data import DataConfig, Size
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.folder import MARK, texts_beside
 from fluxtrain.data.pictures.picture import control_of, decode, mask_of
@@ -121,9 +121,9 @@ class Inspection:
     @property
     def equal(self) -> list[list[Look]]:
         """Return groups of pictures that have the same bytes."""
-        groups = dict[str, list[Look]]()
+        groups = defaultdict[str, list[Look]](list)
         for look in self.used:
-            groups.setdefault(look.sha256, []).append(look)
+            groups[look.sha256].append(look)
         return [group for group in groups.values() if len(group) > 1]
 
     def samples(self, held_out: frozenset[str] = frozenset()) -> Counter[Size]:
@@ -159,29 +159,22 @@ def inspect(
     ``advance`` is called after each picture.
     """
     looks = list[Look]()
-    for look in _looks(pictures, data, seed, threads, decodes):
-        looks.append(look)
-        advance()
-    return Inspection(looks, unread, left_out or {})
-
-
-def _looks(
-    pictures: Sequence[TrainingPicture], data: DataConfig, seed: int, threads: int, decodes: bool
-) -> Iterator[Look]:
     with ThreadPoolExecutor(threads, thread_name_prefix="picture") as pool:
-        yield from pool.map(lambda picture: _look(picture, data, seed, decodes), pictures)
+        for look in pool.map(lambda picture: _look(picture, data, seed, decodes), pictures):
+            looks.append(look)
+            advance()
+    return Inspection(looks, unread, left_out or {})
 
 
 def _look(picture: TrainingPicture, data: DataConfig, seed: int, decodes: bool) -> Look:
     try:
         read = read_picture(picture, data, seed)
-        kind = ALPHA if picture.has_alpha_mask else ""
-        for _, each in read.placements if decodes and read.mask is not None else ():
-            assert read.mask is not None
-            mask_of(read.mask, kind, (read.width, read.height), each)
-        for _, each in read.placements if decodes and read.control is not None else ():
-            assert read.control is not None
-            control_of(read.control, (read.width, read.height), each, picture.takes)
+        for _, each in read.placements if decodes else ():
+            if read.mask is not None:
+                mask_of(read.mask, picture.mask_kind, read.size, each)
+        for _, each in read.placements if decodes else ():
+            if read.control is not None:
+                control_of(read.control, read.size, each, picture.takes)
         thumbnail = _thumbnail(read) if decodes else None
     except FAULTS as error:
         return Look(picture, fault=reason_of(error))

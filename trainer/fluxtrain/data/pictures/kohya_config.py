@@ -335,9 +335,8 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
     if is_url(masks) and (fault := url_fault(masks)):
         raise ConfigError(f"{path}: {at}.conditioning_data_dir", masks, fault)
     masks_field = f"{path}: {at}.conditioning_data_dir" if masks else "spec.run.data.masks"
-    run_masks = None if data.masks in (None, ALPHA) else str(data.masks)
     has_alpha = _value(path, at, options, "alpha_mask", data.masks == ALPHA) and not masks
-    folder_of_masks = None if has_alpha else masks or run_masks
+    folder_of_masks = "" if has_alpha else masks or masks_of_run(data)
     return Subset(
         data_root / folder,
         repeats,
@@ -350,14 +349,22 @@ def _subset(path: Path, at: str, options: Options, data: DataConfig, data_root: 
         is_reg=is_reg,
         resolution=resolution,
         variants=variants_of(path, at, options, data),
-        masks=data_root / folder_of_masks if folder_of_masks else None,
-        masks_url=source_of(folder_of_masks, data_root / folder_of_masks)
-        if folder_of_masks
-        else "",
+        **masks_at(folder_of_masks, data_root),
         masks_field=masks_field,
         has_alpha_masks=has_alpha,
         weight=data.prior_loss_weight if is_reg else 1.0,
     )
+
+
+def masks_of_run(data: DataConfig) -> str:
+    """Return the folder or the URL of masks that ``data`` names, "" if none."""
+    return "" if data.masks in (None, ALPHA) else str(data.masks)
+
+
+def masks_at(given: str, data_root: Path) -> dict[str, Any]:
+    """Return the fields of a `Subset` whose masks are at ``given``, {} if it has none."""
+    path = data_root / given
+    return {"masks": path, "masks_url": source_of(given, path)} if given else {}
 
 
 def _value(path: Path, at: str, options: Options, name: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, VariantsConfig
+from fluxtrain.contract.run.data import ALPHA, AS_THEY_ARE, DataConfig, Size, VariantsConfig
 from fluxtrain.contract.run.model import Condition
 from fluxtrain.data.order import Placement
 from fluxtrain.data.pictures.faults import LEFT_OUT, read_faults
@@ -18,6 +18,8 @@ from fluxtrain.data.pictures.folder import Listing, PictureFile, list_pictures
 from fluxtrain.data.pictures.kohya_config import (
     Subset,
     is_dataset_config,
+    masks_at,
+    masks_of_run,
     own_batch_sizes,
     read_dataset_config,
     repeats_note,
@@ -82,6 +84,11 @@ class TrainingPicture:
         return self.masks / self.mask.name if self.masks and self.mask else None
 
     @property
+    def mask_kind(self) -> str:
+        """Return ALPHA if its own opacity is its mask, else ""."""
+        return ALPHA if self.has_alpha_mask else ""
+
+    @property
     def control_path(self) -> Path | None:
         """Return the file of its control, None if it has none."""
         return self.controls / self.control.name if self.controls and self.control else None
@@ -96,17 +103,10 @@ def subsets(config: DataConfig, data_root: Path) -> list[Subset]:
     url = source_of(config.images, folder)
     if not url and is_dataset_config(folder) and not folder.is_dir():
         return read_dataset_config(folder, config, data_root)
-    given = None if config.masks in (None, ALPHA) else str(config.masks)
+    masks = masks_at(masks_of_run(config), data_root)
+    has_alpha = config.masks == ALPHA
     return [
-        Subset(
-            folder,
-            *options,
-            url=url,
-            variants=variants,
-            masks=data_root / given if given else None,
-            masks_url=source_of(given, data_root / given) if given else "",
-            has_alpha_masks=config.masks == ALPHA,
-        )
+        Subset(folder, *options, url=url, variants=variants, **masks, has_alpha_masks=has_alpha)
     ]
 
 
@@ -123,11 +123,8 @@ def batch_size_note(config: DataConfig, data_root: Path, global_batch_size: int)
 
 def notes(config: DataConfig, data_root: Path, global_batch_size: int) -> list[str]:
     """Return what of the pictures of ``config`` is not read, of kohya's settings of the training."""
-    found = (
-        batch_size_note(config, data_root, global_batch_size),
-        repeats_note(config, data_root),
-    )
-    return [note for note in found if note]
+    batch_size = batch_size_note(config, data_root, global_batch_size)
+    return [note for note in (batch_size, repeats_note(config, data_root)) if note]
 
 
 def remote_sources(config: DataConfig, data_root: Path) -> list[tuple[str, str]]:
@@ -203,38 +200,14 @@ def local_subset(subset: Subset, places: Places, folder: Path) -> Subset:
     return replace(subset, folder=folder, masks=masks)
 
 
-def skipped_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
-    """Return the names of the files that are no pictures to train on, with the reason."""
-    return {
-        subset.label + name: reason
-        for subset, listing in listed
-        for name, reason in listing.skipped.items()
-    }
-
-
-def left_out_files(listed: list[tuple[Subset, Listing]]) -> dict[str, str]:
-    """Return the names of the files and folders that are no pictures of the user's, with the reason."""
-    return {
-        subset.label + name: reason
-        for subset, listing in listed
-        for name, reason in listing.left_out.items()
-    }
-
-
 def training_pictures(listed: list[tuple[Subset, Listing]]) -> list[TrainingPicture]:
     """Return the pictures of all folders, in their order; regularisation images come last.
 
     Those are repeated until they are as many samples as the others, the first ones once more than the last.
     """
-    trained = [
-        each
-        for subset, listing in listed
-        if not subset.is_reg
-        for each in pictures_of(subset, listing)
-    ]
-    others = [
-        each for subset, listing in listed if subset.is_reg for each in pictures_of(subset, listing)
-    ]
+    every = [each for subset, listing in listed for each in pictures_of(subset, listing)]
+    trained = [each for each in every if not each.is_reg]
+    others = [each for each in every if each.is_reg]
     wanted = sum(picture.repeats for picture in trained)
     return trained + _repeated(others, wanted)
 
@@ -256,9 +229,11 @@ def find_pictures(config: RunConfig, data_root: Path, places: Places | None = No
     without one are skipped.
     """
     listed = list_subsets(config.data, data_root, places)
-    every, skipped = training_pictures(listed), skipped_files(listed)
-    every = [replace(picture, takes=config.model.takes) for picture in every]
-    left_out = left_out_files(listed)
+    every = [replace(each, takes=config.model.takes) for each in training_pictures(listed)]
+    skipped, left_out = dict[str, str](), dict[str, str]()
+    for subset, listing in listed:
+        skipped |= {subset.label + name: why for name, why in listing.skipped.items()}
+        left_out |= {subset.label + name: why for name, why in listing.left_out.items()}
     if config.data.controls is None:
         return Found(every, skipped, left_out)
     folder, found = data_root / config.data.controls, list[TrainingPicture]()
@@ -333,6 +308,11 @@ class ReadPicture:
     mask: bytes | None = None
     mask_sha256: str = ""
     control: bytes | None = None
+
+    @property
+    def size(self) -> Size:
+        """Return width and height in pixels."""
+        return self.width, self.height
 
 
 def read_picture(picture: TrainingPicture, data: DataConfig, seed: int) -> ReadPicture:
