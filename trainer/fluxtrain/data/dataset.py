@@ -275,7 +275,6 @@ class Dataset(Source):
         return None
 
     def batch(self, indices: Array, drawn: Sequence[Draw], empty: EmptyText | None = None) -> Batch:
-        """Return the batch of the samples at ``indices``, padding last, with their draws."""
         dropped = np.array([draw.dropped for draw in drawn])
         real = int((indices != PADDING).sum())
         latent = drawn[0].noise.shape

@@ -246,13 +246,11 @@ class ImageDataset(Source):
 
     @property
     def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
         side = self.side // PIXELS_PER_LATENT
         return np.broadcast_to(np.array([side, side]), (len(self), 2))
 
     @property
     def starts(self) -> Array:
-        """Return the number of samples before each file, and of all."""
         return self.source.starts
 
     def batch(

@@ -55,14 +55,12 @@ class FileDataset(Dataset):
 
     @property
     def starts(self) -> Array:
-        """Return the number of samples before each part, and of all."""
         return self._starts
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
-        """Fill ``out`` with the samples at ``indices`` and return a fault message, or None, per sample."""
         skipped = skip_text & (not self._verify)
         views = list(zip(*(sample_views(getattr(out, field)) for field in FIELDS), strict=True))
         places, faults = list(self._places(indices)), list[str | None]([None] * len(indices))
@@ -78,7 +76,6 @@ class FileDataset(Dataset):
 
     @property
     def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
         return same_sizes(self.shape, len(self))
 
     @property
@@ -168,7 +165,6 @@ class ShardDataset(FileDataset):
 
     @cached_property
     def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
         if all(shape == self.shape for shape in self._shapes):
             return super().latent_sizes
         sizes = np.array([shape.latent[1:] for shape in self._shapes])
@@ -176,16 +172,13 @@ class ShardDataset(FileDataset):
 
     @property
     def files(self) -> list[Path]:
-        """Return the shards."""
         return [shard.path for shard in self._shards]
 
     def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``, "" if it is not stored."""
         number, record = self._place(index)
         return self._shards[number].caption(record)
 
     def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set, "" if it has none."""
         number, record = self._place(index)
         return self._shards[number].key(record)
 

@@ -243,7 +243,6 @@ class StreamWriter(SampleWriter):
     batch_size: ClassVar[int] = 1
 
     def __init__(self, folder: Path, shard_size: int) -> None:
-        """Create ``folder``."""
         super().__init__(folder, shard_size)
         self.names, self._pending = list[str](), list[Sample]()
         self._file: Any = None

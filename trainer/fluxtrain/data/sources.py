@@ -230,7 +230,6 @@ class SyntheticDataset(Dataset):
 
     @property
     def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
         numbers = np.arange(len(self))
         if self._of_classes:
             numbers = numbers % self.num_classes
@@ -240,7 +239,6 @@ class SyntheticDataset(Dataset):
         return self.num_samples
 
     def read(self, indices: Array, out: Encodings, skip_text: Array) -> list[str | None]:
-        """Fill ``out`` with the samples at ``indices``; return no faults."""
         classes = torch.from_numpy(indices % self.num_classes)
         torch.index_select(self._txt, 0, classes, out=out.txt)
         torch.index_select(self._vec, 0, classes, out=out.vec)

@@ -165,7 +165,6 @@ class LocalStore:
 
     @contextmanager
     def open(self, file: RemoteFile, offset: int) -> Iterator[ByteStream]:
-        """Yield the bytes of ``file`` from ``offset`` on; ChangedError if it is not as it was listed."""
         path = self.root / file.name
         with path.open("rb") as opened:
             if self._file(path) != file:
@@ -193,7 +192,6 @@ class HttpStore:
 
     @contextmanager
     def open(self, file: RemoteFile, offset: int) -> Iterator[ByteStream]:
-        """Yield the bytes of ``file`` from ``offset`` on; ChangedError if it is not as it was listed."""
         url = next(url for url in self.urls if _name(url) == file.name)
         with self._open(url, offset, file.version) as stream:
             if (stream.total, stream.version) != (file.size, file.version):
@@ -230,7 +228,6 @@ class HubStore:
     root: str
 
     def files(self) -> list[RemoteFile]:
-        """Return all files in the order of their names."""
         with client_errors():
             found = self.filesystem.find(self.root, detail=True, refresh=True)
             if found == {self.root: {}}:  # of a single file older fsspec has no details
@@ -286,7 +283,6 @@ class BucketStore:
     root: str
 
     def files(self) -> list[RemoteFile]:
-        """Return all files in the order of their names."""
         from pyarrow.fs import FileSelector  # takes a while to import
 
         with client_errors():
@@ -298,7 +294,6 @@ class BucketStore:
 
     @contextmanager
     def open(self, file: RemoteFile, offset: int) -> Iterator[ByteStream]:
-        """Yield the bytes of ``file`` from ``offset`` on; ChangedError if it is not as it was listed."""
         path = self.root if self.root.endswith(f"/{file.name}") else f"{self.root}/{file.name}"
         with client_errors():
             (info,) = self.filesystem.get_file_info([path])

@@ -76,7 +76,6 @@ class NpyDataset(FileDataset):
         return [table.path for table in self._tables]
 
     def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set, "" if it has none."""
         number, record = self._place(index)
         return self._tables[number].metadata.key(record)
 

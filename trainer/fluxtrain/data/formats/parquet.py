@@ -79,7 +79,6 @@ class ParquetDataset(FileDataset):
         return list(dict.fromkeys(path for path, _, _ in self._groups))
 
     def key(self, index: int) -> str:
-        """Return the key of sample ``index`` in its source data set, "" if it has none."""
         return self._keys[index]
 
     def _read_timesteps(self, part: int) -> Array | None:

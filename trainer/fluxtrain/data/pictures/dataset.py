@@ -112,7 +112,6 @@ class PictureDataset(FileDataset):
     def token_ids(
         self, indices: Array, is_replaced: Bool[np.ndarray, " n"]
     ) -> Int[Tensor, "n i"] | None:
-        """Return CLIP's token ids of the captions of samples ``indices``; None if they are not needed."""
         if self._token_ids is None:
             return None
         rows = np.full(len(is_replaced), len(self._token_ids) - 1)
@@ -123,7 +122,6 @@ class PictureDataset(FileDataset):
         return torch.from_numpy(self._token_ids[rows])
 
     def with_variants(self, indices: Array, drawn: Array) -> Array:
-        """Return the indices of the variants of samples ``indices`` that ``drawn``, in [0, 1), chooses."""
         variants = (drawn * self._num_variants[self._parts(indices)]).astype(np.int64)
         chosen: Array = indices + variants * len(self)
         return chosen
@@ -136,7 +134,6 @@ class PictureDataset(FileDataset):
     def masks(
         self, indices: Array, count: int, latent_size: Size, faults: list[str | None]
     ) -> Float[Tensor, "b h w"] | None:
-        """Return the weights of the latents of ``count`` samples in the loss; None: all are 1."""
         if not self.has_masks:
             return None
         masks = torch.ones(count, *latent_size)
@@ -161,7 +158,6 @@ class PictureDataset(FileDataset):
 
     @cached_property
     def latent_sizes(self) -> Array:
-        """Return height and width of the latents of every sample, "n 2"."""
         sizes = np.array([entry.latent_size for entry in self.entries])
         return np.repeat(sizes, np.diff(self.starts), axis=0)
 
@@ -173,7 +169,6 @@ class PictureDataset(FileDataset):
         return list(dict.fromkeys([*latents, *texts]))
 
     def caption(self, index: int) -> str:
-        """Return the prompt of sample ``index``."""
         part, record = self._place(index)
         return self.entries[part].captions[self._variant(part, record)[1]]
 

@@ -73,7 +73,6 @@ class TrainingPicture:
 
     @property
     def path(self) -> Path:
-        """Return its file."""
         return self.folder / self.file.name
 
     @property
