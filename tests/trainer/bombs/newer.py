@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from tests.trainer.bombs.limited import Make
 from tests.trainer.bombs.tables import MIB, safetensors
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.run.data import TableConfig
 from fluxtrain.data.order import Placement
@@ -66,9 +66,7 @@ def zeros() -> list[Any]:
 
 def one_picture() -> list[Any]:
     """Return the same picture 4,000 times, 250 MiB."""
-    file = io.BytesIO()
-    Image.new("RGB", (148, 148)).save(file, "BMP")
-    return [file.getvalue()] * 4000
+    return [file_of(Image.new("RGB", (148, 148)), "BMP")] * 4000
 
 
 def many_tensors(folder: Path) -> Path:

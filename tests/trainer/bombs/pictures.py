@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from tests.trainer.bombs.limited import Make
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.formats.tar_writer import TarWriter
@@ -62,6 +62,15 @@ def png(width: int, height: int, *, bits: int = 8, colour: int = 0, lines: bool 
     row = bytes(1 + (width * samples * bits + 7) // 8)
     packer = zlib.compressobj(1)
     data = b"".join(packer.compress(row) for _ in range(height if lines else 1)) + packer.flush()
+    return _png(width, height, bits, colour, data)
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    """Return a PNG whose header has this size, and which has no pixels."""
+    return _png(width, height, 8, 2, zlib.compress(bytes(100)))
+
+
+def _png(width: int, height: int, bits: int, colour: int, data: bytes) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     parts = [_chunk(b"IHDR", head), _chunk(b"IDAT", data), _chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -91,9 +100,7 @@ def gif(width: int, height: int) -> bytes:
 
 def gif_of_frames(count: int) -> bytes:
     """Return an animation of ``count`` black frames."""
-    file = io.BytesIO()
-    Image.new("P", (64, 64)).save(file, "GIF")
-    content = file.getvalue()
+    content = file_of(Image.new("P", (64, 64)), "GIF")
     frame = content[content.index(b",") : -1]
     return b"GIF89a" + struct.pack("<HHBBB", 64, 64, 0x80, 0, 0) + bytes(6) + frame * count + b";"
 
@@ -103,24 +110,16 @@ def webp(side: int) -> bytes:
     size = (side - 1).to_bytes(3, "little")
     canvas = b"VP8X" + struct.pack("<I", 10) + bytes([2, 0, 0, 0]) + size + size
     animation = b"ANIM" + struct.pack("<IIH", 6, 0, 0)
-    still = _still_webp()
+    still = file_of(Image.new("RGB", (1, 1)), "WEBP", lossless=True)[12:]
     frame_head = bytes(6) + bytes(6) + bytes(4)
     frame = b"ANMF" + struct.pack("<I", len(frame_head) + len(still)) + frame_head + still
     body = b"WEBP" + canvas + animation + frame
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-def _still_webp() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (1, 1)).save(file, "WEBP", lossless=True)
-    return file.getvalue()[12:]
-
-
 def jpeg(width: int, height: int) -> bytes:
     """Return a JPEG of 8 x 8 pixels that claims ``width`` x ``height``."""
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, "JPEG")
-    content = bytearray(file.getvalue())
+    content = bytearray(file_of(Image.new("RGB", (8, 8)), "JPEG"))
     place = content.index(b"\xff\xc0") + 5
     content[place : place + 4] = struct.pack(">HH", height, width)
     return bytes(content)

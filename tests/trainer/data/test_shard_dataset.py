@@ -394,26 +394,16 @@ def digests(root: Path, **data: Any) -> dict[str, str]:
     return index_digests(open_sources(make_config(**data), root))
 
 
-def without_the_last_shard(folder: Path) -> None:
-    listing = json.loads((folder / "dataset.json").read_text())
-    listing["shards"].pop()
-    (folder / "dataset.json").write_text(json.dumps(listing))
-
-
-def in_another_order(folder: Path) -> None:
-    listing = json.loads((folder / "dataset.json").read_text())
-    listing["shards"].reverse()
-    (folder / "dataset.json").write_text(json.dumps(listing))
-
-
-@pytest.mark.parametrize("change", [without_the_last_shard, in_another_order])
+@pytest.mark.parametrize("change", [list.pop, list.reverse])
 def test_the_digest_is_that_of_files_and_samples(tmp_path: Path, change: Any) -> None:
     write_encoded(tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     one, two = digests(tmp_path / "one"), digests(tmp_path / "two")
     assert one == two
     assert len(set(one.values()) | {len(one["train"])}) >= 2
-    change(tmp_path / "two" / "train")
+    shards = json.loads((tmp_path / "two/train/dataset.json").read_text())["shards"]
+    change(shards)
+    listing(tmp_path / "two/train", shards=shards)
     changed = digests(tmp_path / "two")
     assert changed["train"] != one["train"]
     assert changed["validation"] == one["validation"]

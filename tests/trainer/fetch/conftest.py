@@ -11,11 +11,9 @@ from tests.trainer.fetch.servers import FileServer
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """Return a server that the clients of S3 and of the Hub ask."""
-    server = FileServer({})
-    point_at(server, monkeypatch)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with FileServer({}) as server:
+        point_at(server, monkeypatch)
+        yield server
 
 
 def point_at(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,10 @@ class FileServer(ThreadingHTTPServer):
         self.authorizations: set[str] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"

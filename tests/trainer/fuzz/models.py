@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.trainer import tiny_encoders
 from tests.trainer.bombs import texts
-from tests.trainer.fuzz.target import Target
+from tests.trainer.fuzz.target import Target, texts_of
 from tests.trainer.imports import ai_toolkit_files
 from tests.trainer.imports.kohya import kohya_files
 from tests.trainer.imports.simpletuner import simpletuner_files
@@ -48,11 +48,13 @@ def targets() -> dict[str, Target]:
         "t5-file": Target("a.safetensors", _t5, lambda: [_encoder(tiny_encoders.write_t5)]),
         "clip-file": Target("a.safetensors", _clip, lambda: [_encoder(tiny_encoders.write_clip)]),
         "tokenizer": Target("tokenizer.json", texts.tokenizer, _tokenizers),
-        "import-kohya": Target("a.toml", _imported, _texts(kohya_files.LORA)),
-        "import-ai-toolkit": Target("a.yaml", _imported, _texts(ai_toolkit_files.DEV)),
-        "import-simpletuner": Target("a.json", _imported, _texts(simpletuner_files.LORA)),
-        "benchmark": Target("benchmark.json", texts.measured, _texts(_BENCHMARK)),
-        "system": Target("a.yaml", texts.system, _texts("submitter: a\nsystem_name: b\nc: [1]\n")),
+        "import-kohya": Target("a.toml", _imported, texts_of(kohya_files.LORA)),
+        "import-ai-toolkit": Target("a.yaml", _imported, texts_of(ai_toolkit_files.DEV)),
+        "import-simpletuner": Target("a.json", _imported, texts_of(simpletuner_files.LORA)),
+        "benchmark": Target("benchmark.json", texts.measured, texts_of(_BENCHMARK)),
+        "system": Target(
+            "a.yaml", texts.system, texts_of("submitter: a\nsystem_name: b\nc: [1]\n")
+        ),
     }
 
 
@@ -74,10 +76,6 @@ _BENCHMARK = json.dumps(
         ],
     }
 )
-
-
-def _texts(*given: str) -> Callable[[], list[bytes]]:
-    return lambda: [text.encode() for text in given]
 
 
 def _adapters() -> list[bytes]:

@@ -7,36 +7,14 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 _NUMBERS = [
-    0,
-    1,
-    7,
-    127,
-    128,
-    255,
-    256,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**62,
-    2**63,
+    *(0, 1, 7, 127, 128, 255, 256, 2**15, 2**16 - 1),
+    *(2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63),
 ]
 _WORDS = [
     *(b"", b"\0", b"\n", b"\r\n", b":", b"-1", b"1e999", b"NaN", b"null", b"[]", b"{}", b"[[[["),
-    *(
-        b"!!int ''",
-        b"&a",
-        b"*a",
-        b"? ",
-        b"<<: ",
-        b'"',
-        b"'",
-        b"\\u0000",
-        b"\xff\xfe",
-        b"\xef\xbb\xbf",
-    ),
-    *(b"9" * 30, b"../", b"\x1b[31m", b":::MLLOG ", b"true", b"=", b"--w ", b"a." * 70),
+    *(b"!!int ''", b"&a", b"*a", b"? ", b"<<: ", b'"', b"'", b"\\u0000", b"\xff\xfe"),
+    *(b"\xef\xbb\xbf", b"9" * 30, b"../", b"\x1b[31m", b":::MLLOG ", b"true", b"="),
+    *(b"--w ", b"a." * 70),
 ]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import shutil
-import tarfile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
+from tests.trainer.data.formats.tar_files import TAR_FORMATS, tar
 from tests.trainer.fuzz.target import Read, Target
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.run.data import TableConfig
 from fluxtrain.data.order import Placement
@@ -31,26 +32,15 @@ def targets() -> dict[str, Target]:
 
 
 def _picture(mode: str) -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, (9, 7), "white").save(file, "PNG")
-    return file.getvalue()
+    return file_of(Image.new(mode, (9, 7), "white"), "PNG")
 
 
 def _tars() -> list[bytes]:
-    found = []
-    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        file = io.BytesIO()
-        with tarfile.TarFile(fileobj=file, mode="w", format=form) as tar:
-            caption = b'{"text": "a cat"}'
-            for name, content in (
-                *(("a.png", _picture("RGB")), ("a.json", caption), ("b/c.jpg", b"1")),
-                *(("b/c.txt", b"c"), ("b.png/d.png", b"1"), ("\u00e9" * 40 + ".webp", b"1")),
-            ):
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-        found.append(file.getvalue())
-    return found
+    members = (
+        *(("a.png", _picture("RGB")), ("a.json", b'{"text": "a cat"}'), ("b/c.jpg", b"1")),
+        *(("b/c.txt", b"c"), ("b.png/d.png", b"1"), ("\u00e9" * 40 + ".webp", b"1")),
+    )
+    return [tar(*members, form=form) for form in TAR_FORMATS]
 
 
 def _tables() -> list[bytes]:

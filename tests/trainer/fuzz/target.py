@@ -20,3 +20,8 @@ class Target:
     """Makes valid contents."""
     raises_value_errors: bool = False
     """Whether its callers turn a ValueError, whose text they show, into an error with the file's name."""
+
+
+def texts_of(*given: str) -> Callable[[], list[bytes]]:
+    """Return what makes ``given`` as contents."""
+    return lambda: [text.encode() for text in given]

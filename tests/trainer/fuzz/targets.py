@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -16,8 +14,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 from tests.trainer.bombs import tables, texts
+from tests.trainer.data.formats.tar_files import TAR_FORMATS, tar
 from tests.trainer.fuzz import answers, models, pictures
-from tests.trainer.fuzz.target import Read, Target
+from tests.trainer.fuzz.target import Read, Target, texts_of
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.process import read_ranks
 from fluxtrain.contract.resource.document import load_job
@@ -32,28 +32,16 @@ from fluxtrain_operator.base.reports import MembersReport, Progress, read_termin
 
 
 def _images() -> list[bytes]:
-    found = []
-    for mode, kind in (
+    kinds = (
         *(("RGB", "PNG"), ("P", "PNG"), ("RGBA", "WEBP"), ("RGB", "JPEG"), ("CMYK", "JPEG")),
         *(("P", "GIF"), ("RGB", "BMP"), ("RGB", "TIFF"), ("I;16", "PNG"), ("LA", "PNG")),
-    ):
-        file = io.BytesIO()
-        Image.new(mode, (9, 7)).save(file, kind)
-        found.append(file.getvalue())
-    return found
+    )
+    return [file_of(Image.new(mode, (9, 7)), kind) for mode, kind in kinds]
 
 
 def _tars() -> list[bytes]:
-    found = []
-    for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
-        file = io.BytesIO()
-        with tarfile.TarFile(fileobj=file, mode="w", format=form) as tar:
-            for name in ("a.png", "a.txt", "a.json", "é" * 40 + ".txt"):
-                member = tarfile.TarInfo(name)
-                member.size = 5
-                tar.addfile(member, io.BytesIO(b"12345"))
-        found.append(file.getvalue())
-    return found
+    names = ("a.png", "a.txt", "a.json", "é" * 40 + ".txt")
+    return [tar(*((name, b"12345") for name in names), form=form) for form in TAR_FORMATS]
 
 
 def _made(*makes: Callable[[Path], Path]) -> Callable[[], list[bytes]]:
@@ -90,10 +78,6 @@ def _cells() -> list[bytes]:
         mlcommons.to_bytes(torch.ones(4)),
         mlcommons.to_bytes(torch.ones(2, 2).half()),
     ]
-
-
-def _texts(*given: str) -> Callable[[], list[bytes]]:
-    return lambda: [text.encode() for text in given]
 
 
 _JOB = """apiVersion: fluxtrain.dev/v1alpha1
@@ -151,14 +135,16 @@ def _message(model: type[Heartbeat] | type[Reply]) -> Read:
 @cache
 def targets() -> dict[str, Target]:
     """Return all targets by name."""
-    yaml, toml = _texts(_JOB), _texts(_KOHYA)
+    yaml, toml = texts_of(_JOB), texts_of(_KOHYA)
     return {
         "image": Target("a.png", _decode, _images, True),
         "picture": Target("a.png", _decode_picture, _images, True),
         "tar": Target("a.tar", texts.tar, _tars),
         "arrow": Target("a.arrow", tables.open_set, _made(tables.stream())),
         "arrow-images": Target("a.arrow", tables.open_images, _made(_images_stream)),
-        "state": Target("state.json", texts.saved, _texts('{"_data_files": [{"filename": "a"}]}')),
+        "state": Target(
+            "state.json", texts.saved, texts_of('{"_data_files": [{"filename": "a"}]}')
+        ),
         "parquet": Target("a.parquet", tables.open_set, _made(_parquet)),
         "parquet-captions": Target(
             "metadata.parquet",
@@ -166,32 +152,34 @@ def targets() -> dict[str, Target]:
             _made(tables.metadata_parquet(lambda: pa.array(["a b", "c"]))),
         ),
         "jsonl": Target(
-            "metadata.jsonl", tables.captions, _texts('{"file_name": "a.png", "text": "b"}\n')
+            "metadata.jsonl", tables.captions, texts_of('{"file_name": "a.png", "text": "b"}\n')
         ),
-        "csv": Target("metadata.csv", tables.captions, _texts('file_name,text\na.png,"b, c"\n')),
-        "caption": Target("a.txt", read_caption, _texts("a cat", "\ufeffa"), True),
+        "csv": Target("metadata.csv", tables.captions, texts_of('file_name,text\na.png,"b, c"\n')),
+        "caption": Target("a.txt", read_caption, texts_of("a cat", "\ufeffa"), True),
         "npy": Target("a.npy", lambda path: mlcommons.to_tensor(path.read_bytes()), _cells, True),
         "safetensors": Target("a.safetensors", read_header, _tensors),
         "lora": Target("a.safetensors", tables.adapter, _tensors),
-        "listing": Target("dataset.json", texts.listed, _texts(_LISTING)),
+        "listing": Target("dataset.json", texts.listed, texts_of(_LISTING)),
         "yaml": Target("a.yaml", load_job, yaml),
         "options-yaml": Target("a.yaml", texts.options, yaml),
         "options-toml": Target("a.toml", texts.options, toml),
-        "dataset-config": Target("a.toml", texts.dataset_config, _texts(_SETS)),
-        "prompts": Target("a.txt", texts.prompts, _texts("# a\na cat --w 512 --d 1 --n no\n")),
-        "mlperf-log": Target("a.log", _log, _texts(_LOG)),
-        "heartbeat": Target("a", _message(Heartbeat), _texts(json.dumps(_BEAT)), True),
-        "reply": Target("a", _message(Reply), _texts('{"boot": "a", "world": ["b"]}'), True),
-        "progress": Target("a", _json_of(Progress.from_json), _texts(json.dumps(_PROGRESS))),
-        "agents": Target("a", _json_of(Progress.from_agents), _texts(json.dumps(_PROGRESS))),
-        "members": Target("a", _json_of(MembersReport.from_json), _texts('{"agents": {"a": {}}}')),
+        "dataset-config": Target("a.toml", texts.dataset_config, texts_of(_SETS)),
+        "prompts": Target("a.txt", texts.prompts, texts_of("# a\na cat --w 512 --d 1 --n no\n")),
+        "mlperf-log": Target("a.log", _log, texts_of(_LOG)),
+        "heartbeat": Target("a", _message(Heartbeat), texts_of(json.dumps(_BEAT)), True),
+        "reply": Target("a", _message(Reply), texts_of('{"boot": "a", "world": ["b"]}'), True),
+        "progress": Target("a", _json_of(Progress.from_json), texts_of(json.dumps(_PROGRESS))),
+        "agents": Target("a", _json_of(Progress.from_agents), texts_of(json.dumps(_PROGRESS))),
+        "members": Target(
+            "a", _json_of(MembersReport.from_json), texts_of('{"agents": {"a": {}}}')
+        ),
         "termination": Target(
             "a",
             lambda path: read_termination_message(path.read_text(errors="replace")),
-            _texts(json.dumps(_PROGRESS)),
+            texts_of(json.dumps(_PROGRESS)),
         ),
         "stacks": Target(
-            "a", lambda path: read_ranks(path.read_text(errors="replace")), _texts('{"rank": 1}')
+            "a", lambda path: read_ranks(path.read_text(errors="replace")), texts_of('{"rank": 1}')
         ),
         **pictures.targets(),
         **models.targets(),

@@ -23,13 +23,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+def roots(tmp_path_factory: pytest.TempPathFactory, models: Path) -> RunPaths:
     """Return roots with a folder of pictures, and its encodings in the output."""
     root = tmp_path_factory.mktemp("roots")
     write_pictures(root / "data/pictures", COUNT)
-    models = root / "models"
-    models.mkdir()
-    paths = RunPaths(root / "out", root / "data", write_encoders(models))
+    paths = RunPaths(root / "out", root / "data", models)
     assert in_process.finish(cache, config(), paths) == [0]
     return paths
 
@@ -37,21 +35,19 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
 @pytest.fixture
 def server(roots: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """Return a server with the pictures as files and as shards."""
-    folder = roots.data / "pictures"
-    server = FileServer({})
+    folder, files = roots.data / "pictures", dict[str, bytes]()
     for path in sorted(folder.iterdir()):
         for prefix in ("bucket/pictures", "datasets/owner/pictures"):
-            server.files[f"{prefix}/{path.name}"] = path.read_bytes()
+            files[f"{prefix}/{path.name}"] = path.read_bytes()
     names = sorted(path.name for path in folder.iterdir() if path.suffix != ".txt")
     for number in range(3):
         content = shard(folder, names[3 * number : 3 * number + 3])
         for prefix in ("bucket/shards", "web"):
-            server.files[f"{prefix}/s-{number}.tar"] = content
-    server.files["web/all.tar"] = shard(folder, names)
-    point_at(server, monkeypatch)
-    yield server
-    server.shutdown()
-    server.server_close()
+            files[f"{prefix}/s-{number}.tar"] = content
+    files["web/all.tar"] = shard(folder, names)
+    with FileServer(files) as server:
+        point_at(server, monkeypatch)
+        yield server
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cluster.free_ports import free_port
 from PIL import Image
 from tests.trainer.tiny_encoders import SIDE, TOKENS, caption, small_image
 
@@ -69,6 +71,15 @@ def write_pictures(folder: Path, count: int) -> Path:
 def cache(config: RunConfig, paths: RunPaths, world: World) -> CachedPictures:
     """Fill the cache on one rank."""
     return cache_pictures(config, paths, world, StopRequest(world), lambda: None)
+
+
+def train(run: RunConfig, paths: RunPaths, size: int = 1) -> None:
+    """Train on ``size`` ranks."""
+    from tests.trainer import in_process, ranks
+
+    port = free_port()
+    each = ranks.train_alone if size == 1 else partial(ranks.train_together, port=port)
+    assert in_process.finish(each, run, paths, size) == [0] * size, ranks.output_of(paths)
 
 
 def cache_together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.free_ports import free_port
-from tests.trainer import in_process, ranks
+from tests.trainer import ranks
 from tests.trainer.outputs import losses
+from tests.trainer.picture_cache import folders
 from tests.trainer.picture_cache.folders import config, file_of, noise, write_pictures
-from tests.trainer.tiny_encoders import SIDE, write_encoders
+from tests.trainer.tiny_encoders import SIDE
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge
@@ -28,21 +27,15 @@ STEPS = -(-3 * REPEATS * COUNT // BATCH)
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
+def paths(tmp_path: Path, models: Path) -> RunPaths:
     folder = write_pictures(tmp_path / "data/pictures", COUNT)
     (folder / "broken.png").write_bytes(b"no picture")
-    models = tmp_path / "models"
-    models.mkdir()
-    return RunPaths(tmp_path / "out", tmp_path / "data", write_encoders(models))
+    return RunPaths(tmp_path / "out", tmp_path / "data", models)
 
 
 def train(paths: RunPaths, size: int = 1, **changes: Any) -> str:
     """Train for three epochs, with ``changes``; return what was printed."""
-    run = ranks.train_alone
-    if size > 1:
-        run = partial(ranks.train_together, port=free_port())  # type: ignore[assignment]
-    codes = in_process.finish(run, config(**merge(EPOCHS, changes)), paths, size)
-    assert codes == [0] * size, ranks.output_of(paths)
+    folders.train(config(**merge(EPOCHS, changes)), paths, size)
     return ranks.output_of(paths)
 
 

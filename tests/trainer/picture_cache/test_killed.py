@@ -14,7 +14,6 @@ import pytest
 from benchmarks.reference_model import random_model
 from tests.trainer import ranks
 from tests.trainer.picture_cache.folders import config, write_pictures
-from tests.trainer.tiny_encoders import write_encoders
 from tests.trainer.tiny_model import save_flux
 
 from fluxtrain.contract.process import RunPaths
@@ -31,12 +30,10 @@ LORA = {
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+def roots(tmp_path_factory: pytest.TempPathFactory, models: Path) -> RunPaths:
     """Return roots with pictures, encoders and the weights of a random model."""
     root = tmp_path_factory.mktemp("roots")
     write_pictures(root / "data/pictures", PICTURES)
-    (root / "models").mkdir()
-    models = write_encoders(root / "models")
     save_flux(random_model(lora(root / "out").model), models)
     return RunPaths(root / "out", root / "data", models)
 

@@ -34,13 +34,10 @@ def paths(tmp_path: Path, models: Path) -> RunPaths:
 
 @pytest.fixture
 def server(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    server = FileServer({})
-    for path in (paths.data / "pictures").iterdir():
-        server.files[f"bucket/set/{path.name}"] = path.read_bytes()
-    point_at(server, monkeypatch)
-    yield server
-    server.shutdown()
-    server.server_close()
+    pictures = (paths.data / "pictures").iterdir()
+    with FileServer({f"bucket/set/{path.name}": path.read_bytes() for path in pictures}) as server:
+        point_at(server, monkeypatch)
+        yield server
 
 
 def run_of(paths: RunPaths, images: str, **data: Any) -> Any:

@@ -24,7 +24,8 @@ from tests.trainer.picture_cache.folders import (
     noise,
     write_pictures,
 )
-from tests.trainer.tiny_encoders import SIDE, TOKENS, caption, write_encoders
+from tests.trainer.picture_cache.remote.remote_pictures import encodings
+from tests.trainer.tiny_encoders import SIDE, TOKENS, caption
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.data.dataset import Encodings
@@ -37,11 +38,6 @@ COUNT = 13
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_encoders(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pictures(tmp_path_factory.mktemp("data") / "pictures", COUNT)
 
@@ -51,13 +47,6 @@ def paths(tmp_path: Path, pictures: Path, models: Path) -> RunPaths:
     """Return roots with a copy of the pictures, with their modification times."""
     shutil.copytree(pictures, tmp_path / "data/pictures")
     return RunPaths(tmp_path / "out", tmp_path / "data", models)
-
-
-def encodings(paths: RunPaths) -> dict[str, bytes]:
-    """Return the files of latents and texts by name."""
-    cache = paths.output / "cache"
-    files = [file for part in ("latents", "texts") for file in (cache / part).glob("[!.]*")]
-    return {str(file.relative_to(cache)): file.read_bytes() for file in files}
 
 
 def opened(paths: RunPaths, **changes: object) -> PictureDataset:
@@ -74,7 +63,7 @@ def expected(
     output = tmp_path_factory.mktemp("expected")
     paths = RunPaths(output, pictures.parent, models)
     assert in_process.finish(cache, config(), paths) == [0]
-    return encodings(paths)
+    return encodings(paths.output)
 
 
 def test_encodings_equal_those_of_the_encoders(paths: RunPaths) -> None:
@@ -111,7 +100,7 @@ def test_any_number_of_ranks_writes_the_same_files(
 ) -> None:
     together = partial(cache_together, port=free_port())
     assert ranks.finish(together, config(), paths, size) == [0] * size, ranks.output_of(paths)
-    assert encodings(paths) == expected
+    assert encodings(paths.output) == expected
 
 
 def test_killed_at_several_moments_it_writes_the_same_files(
@@ -120,29 +109,29 @@ def test_killed_at_several_moments_it_writes_the_same_files(
     chance, kills = random.Random(0), 0
     for moment in range(1, len(expected), 4):
         (process,) = ranks.start(cache, config(), paths)
-        while process.is_alive() and len(encodings(paths)) < moment:
+        while process.is_alive() and len(encodings(paths.output)) < moment:
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.004))
         kills += process.is_alive()
         process.kill()
         process.join()
-        left = encodings(paths)
+        left = encodings(paths.output)
         assert all(expected[name] == content for name, content in left.items())
     assert kills >= 3
     assert in_process.finish(cache, config(), paths) == [0]
-    assert encodings(paths) == expected
+    assert encodings(paths.output) == expected
 
 
 def test_a_stopped_run_keeps_what_is_encoded(paths: RunPaths, expected: dict[str, bytes]) -> None:
     together = partial(cache_together, port=free_port())
     (process,) = ranks.start(together, config(), paths)
-    while not encodings(paths):
+    while not encodings(paths.output):
         time.sleep(0.001)
     os.kill(process.pid or 0, signal.SIGTERM)
     process.join(60)
     assert process.exitcode == 75
     assert "what is encoded is kept" in ranks.output_of(paths)
-    left = encodings(paths)
+    left = encodings(paths.output)
     assert 0 < len(left) < len(expected)
     assert all(expected[name] == content for name, content in left.items())
 
@@ -150,7 +139,7 @@ def test_a_stopped_run_keeps_what_is_encoded(paths: RunPaths, expected: dict[str
 def modified(paths: RunPaths) -> dict[str, int]:
     """Return the modification times of the encodings."""
     folder = paths.output / "cache"
-    return {name: (folder / name).stat().st_mtime_ns for name in encodings(paths)}
+    return {name: (folder / name).stat().st_mtime_ns for name in encodings(paths.output)}
 
 
 def test_a_second_start_encodes_nothing_and_needs_no_encoder(paths: RunPaths) -> None:

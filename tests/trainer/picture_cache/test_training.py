@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
+from tests.trainer.picture_cache import folders
 from tests.trainer.picture_cache.folders import RUN, config, write_pictures
-from tests.trainer.tiny_encoders import write_encoders
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -20,15 +18,13 @@ from fluxtrain.launch.torchrun import check_before_starting
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+def roots(tmp_path_factory: pytest.TempPathFactory, models: Path) -> RunPaths:
     """Return roots with seven pictures, one of them cut off, and a cache that all runs share."""
     root = tmp_path_factory.mktemp("roots")
     folder = write_pictures(root / "data/pictures", 7)
     content = (folder / "004.jpg").read_bytes()
     (folder / "004.jpg").write_bytes(content[: len(content) // 2])
-    models = root / "models"
-    models.mkdir()
-    return RunPaths(root / "out", root / "data", write_encoders(models))
+    return RunPaths(root / "out", root / "data", models)
 
 
 def losses(output: Path) -> list[float]:
@@ -38,13 +34,9 @@ def losses(output: Path) -> list[float]:
 
 def train(roots: RunPaths, output: Path, size: int = 1, **changes: Any) -> list[float]:
     """Train on the shared cache; return the losses."""
-    run = ranks.train_alone
-    if size > 1:
-        run = partial(ranks.train_together, port=free_port())  # type: ignore[assignment]
     paths = RunPaths(output, roots.data, roots.models)
     shared = config(**merge({"data": {"cache": "../shared", "repeats": 2}}, changes))
-    codes = in_process.finish(run, shared, paths, size)
-    assert codes == [0] * size, ranks.output_of(paths)
+    folders.train(shared, paths, size)
     return losses(output)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tests.trainer.data.formats.tar_files import add_member
 
 from fluxtrain.contract.run.data import Layout
 from fluxtrain.data.dataset import Encodings
@@ -113,12 +114,6 @@ def save_table(folder: Path, layout: Layout, content: pa.Table) -> Path:
                 for suffix, column in zip(SUFFIXES, COLUMNS, strict=True):
                     add_member(tar, f"{index:08d}.{suffix}.bytes", record[column])
     return folder
-
-
-def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    header = tarfile.TarInfo(name)
-    header.size = len(content)
-    tar.addfile(header, io.BytesIO(content))
 
 
 def save_with_mean(folder: Path, layout: Layout, mean: bytes | None) -> Path:

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.data.formats.tar_writer import TarWriter
 from fluxtrain.data.images import TarImages
 
 PILLOW_FORMATS = {"png": "PNG", "jpg": "JPEG", "jpeg": "JPEG", "webp": "WEBP"}
 END_MARK = bytes(1024)
+TAR_FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 Member = tuple[tarfile.TarInfo, bytes]
 
 
 def encode(image: Image.Image, suffix: str = "png", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, PILLOW_FORMATS[suffix], **options)
-    return buffer.getvalue()
+    return file_of(image, PILLOW_FORMATS[suffix], **options)
 
 
 def pixels(i: int, height: int = 5, width: int = 7) -> np.ndarray[Any, Any]:
@@ -49,6 +49,20 @@ def member(name: str, content: bytes = b"", **fields: Any) -> Member:
 
 def sample(key: str, i: int = 0) -> list[Member]:
     return [member(f"{key}.png", image(i)), member(f"{key}.txt", f"Prompt {i}".encode())]
+
+
+def add_member(tar: tarfile.TarFile, name: str, content: bytes, **fields: Any) -> None:
+    header, _ = member(name, content, **fields)
+    tar.addfile(header, io.BytesIO(content))
+
+
+def tar(*members: tuple[str, bytes], form: int = tarfile.DEFAULT_FORMAT, **fields: Any) -> bytes:
+    """Return a tar of names with contents, as the standard library writes it."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as file:
+        for name, content in members:
+            add_member(file, name, content, **fields)
+    return buffer.getvalue()
 
 
 def block(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> bytes:

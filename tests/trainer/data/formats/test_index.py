@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.trainer.data.formats.tar_files import (
     END_MARK,
+    TAR_FORMATS,
     TWO_SAMPLES,
     Member,
     block,
@@ -229,7 +230,7 @@ def test_if_no_sidecar_can_be_written_the_index_stays_in_memory(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.index.json"]
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("form", TAR_FORMATS)
 def test_the_members_are_those_of_tarfile(tmp_path: Path, form: int) -> None:
     path = tmp_path / "a.tar"
     long = "" if form == tarfile.USTAR_FORMAT else "long ☃ " * 40

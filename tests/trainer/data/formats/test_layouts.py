@@ -24,7 +24,6 @@ from tests.trainer.data.formats.encoded_sets import (
     FOREIGN,
     LAYOUTS,
     SUFFIXES,
-    add_member,
     assert_reads,
     cell,
     read,
@@ -35,6 +34,7 @@ from tests.trainer.data.formats.encoded_sets import (
     table,
     write,
 )
+from tests.trainer.data.formats.tar_files import add_member
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from fluxtrain.cli import main

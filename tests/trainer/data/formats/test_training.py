@@ -19,7 +19,6 @@ from fluxtrain.launch.torchrun import check_before_starting
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 def test_losses_are_bit_equal_from_every_layout(prepared: RunPaths, tmp_path: Path) -> None:
     losses = [
         train(encoded_run(layout, data={"num_workers": 1}), prepared, tmp_path / layout)

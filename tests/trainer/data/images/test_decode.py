@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
+from tests.trainer.bombs.pictures import png_that_claims
 from tests.trainer.data.formats.encoded_sets import save_stream
 from tests.trainer.data.formats.tar_files import PILLOW_FORMATS, encode, image, member, open_with
 from tests.trainer.data.small_runs import batches, image_run
@@ -57,24 +56,14 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert (decoded.dtype, tuple(decoded.shape)) == (torch.uint8, (3, 2, 4))
 
 
-def bomb(side: int) -> bytes:
-    """Return a PNG that claims ``side`` x ``side`` pixels in under a kilobyte."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        crc = zlib.crc32(kind + content)
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(bytes(1000))), chunk(b"IEND", b"")]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
 @pytest.mark.parametrize(
     "side",
     [9_000, 10_000, 20_000, 2**31 - 1],  # over our limit; where Pillow warns; where it refuses
 )
 def test_a_decompression_bomb_is_not_decoded(tmp_path: Path, side: int) -> None:
-    data = open_with(tmp_path, member("bomb.png", bomb(side)), member("bomb.txt", b"B"))
+    data = open_with(
+        tmp_path, member("bomb.png", png_that_claims(side, side)), member("bomb.txt", b"B")
+    )
     with pytest.raises(SampleError, match=r"a\.tar key 'bomb': its image is unreadable"):
         data.image(0)
     assert data.image(1).shape == (3, 5, 7)

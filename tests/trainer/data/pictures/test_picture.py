@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import shutil
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageCms
+from tests.trainer.bombs.pictures import png_that_claims
+from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.run.data import DataConfig
 from fluxtrain.data.pictures import picture
@@ -35,12 +34,6 @@ from fluxtrain.errors import DataError
 RED, BLUE = (200, 30, 40), (20, 40, 210)
 
 
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 def halves(width: int = 64, height: int = 32, mode: str = "RGB") -> Image.Image:
     """Return an image whose left half is red and whose right half is blue."""
     image = Image.new("RGB", (width, height), RED)
@@ -51,7 +44,7 @@ def halves(width: int = 64, height: int = 32, mode: str = "RGB") -> Image.Image:
 def oriented(orientation: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encoded(halves(), "JPEG", quality=95, exif=exif.tobytes())
+    return file_of(halves(), "JPEG", quality=95, exif=exif.tobytes())
 
 
 def corners(image: Image.Image) -> tuple[str, str]:
@@ -70,7 +63,7 @@ def corners(image: Image.Image) -> tuple[str, str]:
     ],
 )  # fmt: skip
 def test_a_picture_of_any_kind_is_read_in_rgb(kind: str, mode: str) -> None:
-    content = encoded(halves(mode=mode), kind)
+    content = file_of(halves(mode=mode), kind)
     assert picture_size(content) == (64, 32)
     image = decode(content)
     assert (image.mode, image.size) == ("RGB", (64, 32))
@@ -100,7 +93,7 @@ def test_a_picture_is_turned_as_its_camera_says(
 def test_transparent_parts_are_white() -> None:
     image = Image.new("RGBA", (8, 8), (*RED, 255))
     image.paste((0, 0, 0, 0), (0, 0, 4, 8))
-    pixels = np.asarray(decode(encoded(image, "PNG")))
+    pixels = np.asarray(decode(file_of(image, "PNG")))
     assert pixels[4, 1].tolist() == [255, 255, 255]
     assert pixels[4, 6].tolist() == list(RED)
 
@@ -108,26 +101,26 @@ def test_transparent_parts_are_white() -> None:
 def test_sixteen_bits_become_eight() -> None:
     ramp = np.linspace(0, 65535, 64 * 4).reshape(4, 64).astype(np.uint16)
     for kind in ("PNG", "TIFF"):
-        pixels = np.asarray(decode(encoded(Image.fromarray(ramp), kind)))
+        pixels = np.asarray(decode(file_of(Image.fromarray(ramp), kind)))
         assert np.abs(pixels[..., 0].astype(int) - (ramp >> 8)).max() <= 1
 
 
 def test_a_colour_profile_is_converted_to_srgb() -> None:
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    same = encoded(halves(), "PNG", icc_profile=lab)
+    same = file_of(halves(), "PNG", icc_profile=lab)
     assert np.abs(np.asarray(decode(same)).astype(int) - np.asarray(halves())).max() <= 1
-    nonsense = encoded(halves(), "PNG", icc_profile=b"no profile")
+    nonsense = file_of(halves(), "PNG", icc_profile=b"no profile")
     assert (np.asarray(decode(nonsense)) == np.asarray(halves())).all()
 
 
 def test_of_an_animation_the_first_frame_is_used() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
-    content = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    content = file_of(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
     assert np.asarray(decode(content))[4, 4].tolist() == list(RED)
 
 
 def test_a_large_jpeg_is_decoded_no_smaller_than_asked() -> None:
-    content = encoded(halves(1600, 800), "JPEG")
+    content = file_of(halves(1600, 800), "JPEG")
     assert decode(content, at_least=(190, 95)).size == (200, 100)
     assert decode(content, at_least=(1500, 750)).size == (1600, 800)
 
@@ -142,21 +135,7 @@ def test_a_picture_is_resized_to_cover_and_its_middle_is_kept() -> None:
     assert pixels[:, 8, 15].tolist() == list(BLUE)
 
 
-def png_that_claims(width: int, height: int) -> bytes:
-    """Return a PNG whose header has this size, and which has no pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = zlib.compress(b"\0" * 100)
-    parts = chunk(b"IHDR", header), chunk(b"IDAT", data), chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-GOOD_PNG, GOOD_JPEG = encoded(halves(200, 200), "PNG"), encoded(halves(200, 200), "JPEG")
+GOOD_PNG, GOOD_JPEG = file_of(halves(200, 200), "PNG"), file_of(halves(200, 200), "JPEG")
 BAD_PICTURES = {
     "empty": (b"", "the file is empty"),
     "text": (b"hello", "no picture in a format that is read"),
@@ -188,7 +167,7 @@ def test_a_picture_that_cannot_be_used_has_a_reason(name: str) -> None:
 
 def test_any_truncation_and_any_flipped_byte_is_answered() -> None:
     chance = np.random.default_rng(0)
-    for content in (GOOD_PNG, GOOD_JPEG, encoded(halves(), "WEBP"), encoded(halves(), "TIFF")):
+    for content in (GOOD_PNG, GOOD_JPEG, file_of(halves(), "WEBP"), file_of(halves(), "TIFF")):
         for _ in range(60):
             changed = bytearray(content)
             changed[chance.integers(len(changed))] ^= 1 << chance.integers(8)
@@ -208,12 +187,12 @@ def test_a_tiny_picture_is_not_enlarged_more_than_eight_times() -> None:
 
 def test_the_limit_is_that_of_the_pixels_not_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture, "MAX_PIXELS", 1000)
-    assert decode(encoded(halves(1000, 1), "PNG")).size == (1000, 1)
+    assert decode(file_of(halves(1000, 1), "PNG")).size == (1000, 1)
     with pytest.raises(PictureError, match="1001 x 1 pixels; at most 1,000"):
-        decode(encoded(halves(1001, 1), "PNG"))
-    assert decode(encoded(halves(500, 1), "WEBP")).size == (500, 1)
+        decode(file_of(halves(1001, 1), "PNG"))
+    assert decode(file_of(halves(500, 1), "WEBP")).size == (500, 1)
     with pytest.raises(PictureError, match="501 x 1 pixels; at most 500"):
-        decode(encoded(halves(501, 1), "WEBP"))
+        decode(file_of(halves(501, 1), "WEBP"))
 
 
 def write(folder: Path, **files: bytes | str) -> Path:
@@ -275,7 +254,7 @@ def test_a_suffix_earlier_in_a_path_loses_no_caption(tmp_path: Path) -> None:
 
 
 def test_a_picture_with_the_suffix_of_another_kind_is_read(tmp_path: Path) -> None:
-    folder = write(tmp_path, a_png=encoded(halves(), "JPEG"), b_jpg=encoded(halves(), "WEBP"))
+    folder = write(tmp_path, a_png=file_of(halves(), "JPEG"), b_jpg=file_of(halves(), "WEBP"))
     assert sorted(captions(folder)) == ["a.png", "b.jpg"]
     for name in captions(folder):
         assert corners(decode((folder / name).read_bytes())) == ("red", "blue")
@@ -290,7 +269,7 @@ ROWS = [
 
 def test_captions_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
     composed, taken_apart = "caf\u00e9", "cafe\u0301"
-    png = encoded(halves(), "PNG")
+    png = file_of(halves(), "PNG")
     pictures = {f"{taken_apart}.png": png, "Case.PNG": png, "Twice.png": png, "twice.jpg": png}
     texts = {f"{composed}.txt": "a", "case.Txt": "b", "TWICE.txt": "c", "case.json": "{"}
     folder = write(tmp_path, **pictures, **texts)
@@ -307,7 +286,7 @@ def test_captions_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
 
 def test_rows_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
     rows = [{"file_name": "CAF\u00c9.png", "text": "a"}, {"file_name": "b.png", "text": "c"}]
-    png = encoded(halves(), "PNG")
+    png = file_of(halves(), "PNG")
     folder = write(tmp_path, **{"cafe\u0301.png": png, "b.png": png, "metadata.jsonl": jsonl(rows)})
     assert captions(folder) == {"cafe\u0301.png": "a", "b.png": "c"}
     left_out = list_pictures(folder).left_out
@@ -316,7 +295,7 @@ def test_rows_of_similar_names_are_read_and_listed(tmp_path: Path) -> None:
 
 def test_rows_may_begin_with_the_name_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "cats/cats").mkdir(parents=True)
-    png = encoded(halves(), "PNG")
+    png = file_of(halves(), "PNG")
     pictures = {"a.png": png, "b.png": png, "cats/c.png": png}
     names = ("a.png", "cats/b.png", "cats/c.png", "cats/a.png")
     rows = jsonl([{"file_name": name, "text": name} for name in names])
@@ -327,7 +306,7 @@ def test_rows_may_begin_with_the_name_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_json_beside_a_picture_has_its_caption(tmp_path: Path) -> None:
-    png = encoded(halves(), "PNG")
+    png = file_of(halves(), "PNG")
     sidecars = {
         "a.json": '{"prompt": "second", "text": "first"}', "b.json": '{"tags": []}', "c.json": "[1]",
         "d.json": "{", "e.json": '{"caption": 3}', "f.json": b'\xff{"text": "x"}',

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 from PIL import Image
-from tests.trainer.data.formats.tar_files import image, pixels
+from tests.trainer.data.formats.tar_files import image, pixels, tar
 
 from fluxtrain.contract.run.data import TableConfig
 from fluxtrain.data.pictures.faults import EMPTY, LEFT_OUT, Faults, num_lost, read_faults
@@ -188,28 +188,22 @@ def test_pictures_as_plain_bytes_in_a_buffer(tmp_path: Path) -> None:
 
 
 def write(path: Path, *members: tuple[str, bytes], **fields: Any) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            for field, value in fields.items():
-                setattr(info, field, value)
-            tar.addfile(info, io.BytesIO(content))
+    path.write_bytes(tar(*members, **fields))
     return path
 
 
-def unpacked(tar: Path, folder: Path) -> dict[str, str]:
-    unpack(tar, folder / "shard")
+def unpacked(path: Path, folder: Path) -> dict[str, str]:
+    unpack(path, folder / "shard")
     return {picture.name: picture.caption for picture in list_pictures(folder).pictures}
 
 
 def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
     path = tmp_path / "s-0.tar"
-    with webdataset.TarWriter(str(path)) as tar:
-        tar.write({"__key__": "a", "png": image(1), "txt": "a text"})
-        tar.write({"__key__": "below/b", "jpg": image(2, "jpg"), "json": {"caption": "in JSON"}})
-        tar.write({"__key__": "c.d", "webp": image(3, "webp")})
-        tar.write({"__key__": "e", "jpeg": image(4, "jpeg"), "json": ["no object"], "cls": 3})
+    with webdataset.TarWriter(str(path)) as file:
+        file.write({"__key__": "a", "png": image(1), "txt": "a text"})
+        file.write({"__key__": "below/b", "jpg": image(2, "jpg"), "json": {"caption": "in JSON"}})
+        file.write({"__key__": "c.d", "webp": image(3, "webp")})
+        file.write({"__key__": "e", "jpeg": image(4, "jpeg"), "json": ["no object"], "cls": 3})
     assert unpacked(path, tmp_path / "out") == {
         "shard/a.png": "a text",
         "shard/e.jpeg": "",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,30 +12,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.trainer.data.formats.tar_files import tar
 from tests.trainer.fetch.servers import FileServer
-from tests.trainer.picture_cache.folders import file_of, noise
+from tests.trainer.picture_cache.folders import cache, file_of, noise
 from tests.trainer.picture_cache.remote.remote_pictures import run_of
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.errors import FluxtrainError
-from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
+from fluxtrain.parallel.distributed import World
+from fluxtrain.picture_cache.stage import check_pictures
 
 pytestmark = pytest.mark.slow
 
 
 def png(number: int) -> bytes:
     return file_of(noise(40, 40, seed=number), "PNG")
-
-
-def tar(*members: tuple[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as opened:
-        for name, content in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            opened.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 def table(rows: list[dict[str, Any]]) -> bytes:
@@ -110,8 +100,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
 def outcome(run: Any, paths: RunPaths) -> tuple[dict[str, str], dict[str, str]]:
     """Return the captions of the pictures that are used, and what is left out, with the reason."""
     check_pictures(run, paths)
-    world = World.alone()
-    work = cache_pictures(run, paths, world, StopRequest(world), lambda: None)
+    work = cache(run, paths, World.alone())
     found = work.open(run, paths.output).train
     report = json.loads((paths.output / "pictures.json").read_text())
     return {entry.name: entry.captions[0] for entry in found.entries}, report["skipped"]
@@ -176,7 +165,6 @@ def test_shards_beside_pictures_are_told_not_to_be_read(
 def test_web_servers(
     server: FileServer, runs: Callable[[str], Runs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = FileServer({"x/a.tar": ONE})
     get = server.RequestHandlerClass.do_GET  # type: ignore[attr-defined]
 
     def redirect(handler: Any) -> None:
@@ -188,16 +176,15 @@ def test_web_servers(
 
     monkeypatch.setattr(server.RequestHandlerClass, "do_GET", redirect)
     server.files["web/s 1é.tar"] = ONE
-    for run, paths in runs(f"{server.url}/go/a.tar"):  # another host
-        assert outcome(run, paths)[0] == {"a/x.png": "one"}
+    with FileServer({"x/a.tar": ONE}) as other:
+        for run, paths in runs(f"{server.url}/go/a.tar"):  # another host
+            assert outcome(run, paths)[0] == {"a/x.png": "one"}
     for run, paths in runs(f"{server.url}/web/s 1é.tar"):
         assert outcome(run, paths)[0] == {"s 1%C3%A9/x.png": "one"}
     for at, message in (("loop/a.tar", "infinite loop"), ("web/", "a web server lists no folders")):
         with pytest.raises(FluxtrainError, match=message) as caught:
             outcome(*runs(f"{server.url}/{at}")[0])
         assert "\n" not in str(caught.value)
-    other.shutdown()
-    other.server_close()
 
 
 @pytest.mark.parametrize("shorter", [True, False])
@@ -220,9 +207,4 @@ def test_a_shard_that_shrinks_after_it_was_listed_is_refused(
         with pytest.raises(
             FluxtrainError, match=r"shrinks\.tar: it has changed since it was listed"
         ):
-            outcome_without_check(run, paths)
-
-
-def outcome_without_check(run: Any, paths: RunPaths) -> None:
-    world = World.alone()
-    cache_pictures(run, paths, world, StopRequest(world), lambda: None)
+            cache(run, paths, World.alone())
