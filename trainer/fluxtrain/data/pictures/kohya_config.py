@@ -80,14 +80,9 @@ def _in_yaml(subset: Mapping[str, Any]) -> str:
     return f"{{{', '.join(pairs)}}}"
 
 
-BUCKET_OPTIONS = (
-    *("enable_bucket", "bucket_reso_steps", "min_bucket_reso", "max_bucket_reso"),
-    "bucket_no_upscale",
-)
-"""Options that are fields of ``data.buckets``."""
-
-
 _SIDES = {"bucket_reso_steps": "step", "min_bucket_reso": "min_side", "max_bucket_reso": "max_side"}
+BUCKET_OPTIONS = ("enable_bucket", *_SIDES, "bucket_no_upscale")
+"""Options that are fields of ``data.buckets``."""
 
 
 def resolution_of(path: Path, at: str, options: Mapping[str, Any], data: DataConfig) -> int | None:
@@ -121,14 +116,10 @@ def _require_buckets(path: Path, at: str, options: Mapping[str, Any], data: Data
     if not is_on or buckets is None:
         return
     shortest, longest = buckets.sides(max(data.resolutions))
-    own = {
-        "bucket_reso_steps": (buckets.step, "step"),
-        "min_bucket_reso": (shortest, "min_side"),
-        "max_bucket_reso": (longest, "max_side"),
-        "bucket_no_upscale": (not buckets.upscale, "upscale"),
-    }
+    sides = {"step": buckets.step, "min_side": shortest, "max_side": longest}
     for name, value in given.items():
-        expected, field = own[name]
+        field = _SIDES.get(name, "upscale")
+        expected = sides.get(field, not buckets.upscale)
         if value != expected and (name, buckets.upscale) != ("min_bucket_reso", False):
             shown = str(expected).lower()
             text = f"must be {shown}, by the spec.run.data.buckets.{field} of the run"
