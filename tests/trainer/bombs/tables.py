@@ -58,12 +58,16 @@ def stream(compression: str | None = None, **others: Any) -> Make:
 
     def make(folder: Path) -> Path:
         table = pa.table(columns(**{name: column() for name, column in others.items()}))
-        options = pa.ipc.IpcWriteOptions(compression=compression)
-        with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema, options=options) as file:
-            file.write_table(table)
-        return folder / "a.arrow"
+        return write_stream(folder, table, compression)
 
     return make
+
+
+def write_stream(folder: Path, table: pa.Table, compression: str | None = None) -> Path:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema, options=options) as file:
+        file.write_table(table)
+    return folder / "a.arrow"
 
 
 def claims() -> Any:
@@ -79,10 +83,7 @@ def state(folder: Path) -> Path:
 
 def image_stream(folder: Path) -> Path:
     table = pa.table({"png": pa.array([bytes(80 * MIB)]), "txt": ["a"]})
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema, options=options) as file:
-        file.write_table(table)
-    return folder / "a.arrow"
+    return write_stream(folder, table, "zstd")
 
 
 def long_key() -> Any:

@@ -59,9 +59,7 @@ def _parquet(folder: Path) -> Path:
 
 def _images_stream(folder: Path) -> Path:
     table = pa.table({"png": pa.array([b"1", b"2"]), "txt": ["a", "b"], "__key__": ["a", "b"]})
-    with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as file:
-        file.write_table(table)
-    return folder / "a.arrow"
+    return tables.write_stream(folder, table)
 
 
 def _tensors() -> list[bytes]:

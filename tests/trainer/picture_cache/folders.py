@@ -68,9 +68,9 @@ def write_pictures(folder: Path, count: int) -> Path:
     return folder
 
 
-def cache(config: RunConfig, paths: RunPaths, world: World) -> CachedPictures:
+def cache(config: RunConfig, paths: RunPaths, world: World, is_new: bool = True) -> CachedPictures:
     """Fill the cache on one rank."""
-    return cache_pictures(config, paths, world, StopRequest(world), lambda: None)
+    return cache_pictures(config, paths, world, StopRequest(world), lambda: None, is_new)
 
 
 def train(run: RunConfig, paths: RunPaths, size: int = 1) -> None:

@@ -18,8 +18,7 @@ from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.data.pictures.dataset import PictureDataset
 from fluxtrain.errors import DataError
-from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.picture_cache.stage import cache_pictures
+from fluxtrain.parallel.distributed import World
 
 COUNT, BATCH, REPEATS = 5, 4, 3
 EPOCHS: dict[str, Any] = {"data": {"repeats": REPEATS}, "schedule": {"epochs": 3}}
@@ -67,7 +66,7 @@ def test_pictures_whose_encodings_are_lost_are_encoded_again_or_asked_for(paths:
     paths.output.mkdir()
 
     def start(is_new: bool = False) -> PictureDataset:
-        work = cache_pictures(run, paths, World.alone(), StopRequest(World.alone()), int, is_new)
+        work = folders.cache(run, paths, World.alone(), is_new)
         return work.open(run, paths.output)[0]
 
     begun = start(is_new=True)

@@ -19,8 +19,7 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.pictures.dataset import FILE
 from fluxtrain.data.pictures.subset import held_out
 from fluxtrain.errors import ConfigError
-from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.picture_cache.stage import cache_pictures
+from fluxtrain.parallel.distributed import World
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +83,7 @@ def test_a_continued_run_keeps_those_that_it_held_out(paths: RunPaths) -> None:
     run = split(0.3)
     first = cache(run, paths, World.alone()).open(run, paths.output)
     write_pictures(paths.data / "pictures", 2 * COUNT)
-    world = World.alone()
-    again = cache_pictures(run, paths, world, StopRequest(world), lambda: None, is_new=False)
+    again = cache(run, paths, World.alone(), is_new=False)
     opened = again.open(run, paths.output)
     assert first.validation is not None
     assert opened.validation is not None

@@ -12,13 +12,12 @@ import pytest
 from tests.trainer.cli.bad_inputs.bad_pictures import tar
 from tests.trainer.fetch.conftest import point_at
 from tests.trainer.fetch.servers import FileServer
-from tests.trainer.picture_cache.folders import config, write_pictures
+from tests.trainer.picture_cache.folders import cache, config, write_pictures
 
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.errors import ConfigError
-from fluxtrain.parallel.distributed import StopRequest, World
-from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
-from fluxtrain.picture_cache.work import CachedPictures
+from fluxtrain.parallel.distributed import World
+from fluxtrain.picture_cache.stage import check_pictures
 
 pytestmark = pytest.mark.slow
 
@@ -45,14 +44,9 @@ def run_of(paths: RunPaths, images: str, **data: Any) -> Any:
     return config(data={"images": images, "download": {"folder": folder}, **data})
 
 
-def cached(run: Any, paths: RunPaths, is_new: bool) -> CachedPictures:
-    world = World.alone()
-    return cache_pictures(run, paths, world, StopRequest(world), lambda: None, is_new)
-
-
 def begun(run: Any, paths: RunPaths) -> list[tuple[str, ...]]:
     """Encode the pictures of ``run``, and let it have a checkpoint; return its samples."""
-    dataset = cached(run, paths, is_new=True).open(run, paths.output)[0]
+    dataset = cache(run, paths, World.alone(), is_new=True).open(run, paths.output)[0]
     step = paths.output / CHECKPOINTS_FOLDER / "step_0000000001"
     step.mkdir(parents=True)
     (step / "DONE").write_text("")
@@ -68,7 +62,7 @@ def test_nothing_is_listed_or_fetched(
     server.requests.clear()
     server.denied.add("bucket")
     check_pictures(run, paths)
-    found = cached(run, paths, is_new=False).open(run, paths.output)[0]
+    found = cache(run, paths, World.alone(), is_new=False).open(run, paths.output)[0]
     assert [(entry.name, *entry.captions) for entry in found.entries] == samples
     assert not server.requests
     assert not (paths.output.parent / "node").exists()
@@ -85,7 +79,7 @@ def test_shards_of_a_volume_are_not_unpacked_again(paths: RunPaths) -> None:
     run = run_of(paths, "shards")
     samples = begun(run, paths)
     (paths.data / "shards/s.tar").write_bytes(b"no tar")
-    found = cached(run, paths, is_new=False).open(run, paths.output)[0]
+    found = cache(run, paths, World.alone(), is_new=False).open(run, paths.output)[0]
     assert [(entry.name, *entry.captions) for entry in found.entries] == samples
 
 
@@ -97,7 +91,7 @@ def test_what_lacks_is_fetched_and_encoded(
     samples = begun(run, paths)
     next((paths.output / "cache" / folder).glob("[!.]*")).unlink()
     server.requests.clear()
-    found = cached(run, paths, is_new=False).open(run, paths.output)[0]
+    found = cache(run, paths, World.alone(), is_new=False).open(run, paths.output)[0]
     assert [(entry.name, *entry.captions) for entry in found.entries] == samples
     assert server.requests
 
@@ -114,7 +108,7 @@ def test_another_configuration_is_noticed(
     begun(run, paths)
     write(3)
     for _ in range(2):  # it is told at each start
-        cached(run, paths, is_new=False)
+        cache(run, paths, World.alone(), is_new=False)
         assert f"pictures: {COUNT} with other repeats since the run began" in capfd.readouterr().err
     server.denied.add("bucket")
     with pytest.raises(ConfigError, match="denied"):
@@ -123,7 +117,7 @@ def test_another_configuration_is_noticed(
 
 def test_a_new_run_lists_its_source(server: FileServer, paths: RunPaths) -> None:
     run = run_of(paths, BUCKET)
-    cached(run, paths, is_new=True).open(run, paths.output)
+    cache(run, paths, World.alone(), is_new=True).open(run, paths.output)
     server.requests.clear()
-    cached(run, paths, is_new=True)
+    cache(run, paths, World.alone(), is_new=True)
     assert server.requests

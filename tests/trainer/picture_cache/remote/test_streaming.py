@@ -17,7 +17,7 @@ from tests.trainer import in_process, ranks
 from tests.trainer.fetch.conftest import environment
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.outputs import losses
-from tests.trainer.picture_cache.folders import cache_together, file_of, noise
+from tests.trainer.picture_cache.folders import cache, cache_together, file_of, noise
 from tests.trainer.picture_cache.remote.remote_pictures import (
     BUCKET,
     HUB,
@@ -31,9 +31,9 @@ from tests.trainer.picture_cache.remote.remote_pictures import (
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER, RunPaths
 from fluxtrain.errors import ConfigError, DataError, FluxtrainError, StorageError
 from fluxtrain.fetch.http import DownloadError
-from fluxtrain.parallel.distributed import StopRequest, World
+from fluxtrain.parallel.distributed import World
 from fluxtrain.picture_cache.check import run_pictures
-from fluxtrain.picture_cache.stage import cache_pictures, check_pictures
+from fluxtrain.picture_cache.stage import check_pictures
 
 SHARDS = "s3://bucket/shards"
 STREAM = {"download": {"stream": True}}
@@ -65,9 +65,7 @@ def server(server: FileServer, roots: RunPaths) -> FileServer:
 
 def outcome(run: Any, paths: RunPaths, is_new: bool = True) -> dict[str, str]:
     """Encode the pictures of ``run``; return what is written of its samples."""
-    world = World.alone()
-    work = cache_pictures(run, paths, world, StopRequest(world), lambda: None, is_new)
-    work.open(run, paths.output)
+    cache(run, paths, World.alone(), is_new).open(run, paths.output)
     return {
         name: (paths.output / name).read_text() for name in ("training_set.json", "pictures.json")
     }
@@ -325,8 +323,7 @@ def test_a_run_that_goes_on_streams_what_its_cache_lacks(
     assert encodings(paths.output) == before
     assert 0 < len(server.sent) <= 3
     server.sent.clear()
-    world = World.alone()
-    work = cache_pictures(run_of(paths, SHARDS), paths, world, StopRequest(world), lambda: None)
+    work = cache(run_of(paths, SHARDS), paths, World.alone())
     assert server.sent  # each node fetches all of it
     assert (work.missing_pictures, work.missing_texts) == ([], [])
     server.change("bucket/shards/s-2.tar", bytes(10240))
