@@ -235,10 +235,10 @@ def _closed_division() -> Iterator[Validation]:
     )
     for path, each_allowed in closed_division.FIXED_VALUES.items():
         equal = "" if each_allowed is None else f" || self.{path} == {json.dumps(each_allowed)}"
-        message = f"{path}: {closed_division.message(path, each_allowed)}"
+        message = f"{path}: {closed_division.refusal(path)}"
         yield _validation_of(f"!({closed}) || !({_has(path)}){equal}", message, path)
     for path, value in closed_division.FORBIDDEN_VALUES.items():
-        message = f"{path}: {closed_division.forbidden_message(path, value)}"
+        message = f"{path}: {closed_division.refusal(path)}"
         rule = f"!({closed}) || !({_has(path)}) || self.{path} != {json.dumps(value)}"
         yield _validation_of(rule, message, path)
     given = " && ".join(map(_has, closed_division.FIELDS))

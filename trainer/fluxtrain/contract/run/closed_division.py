@@ -8,7 +8,7 @@ Source: MLCommons' training rules and the ``flux1`` files of rulesets 5.1.0 to 6
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -133,8 +133,10 @@ def begins_closed(config: RunConfig, num_nodes: tuple[int, int] = (1, 1)) -> boo
 def violations(config: RunConfig, num_nodes: tuple[int, int] = (1, 1)) -> list[Violation]:
     """Return the rules of the closed division that ``config`` breaks, as far as it tells."""
     found = [
-        Violation(section_of(path), f"{path} is {_shown(given)}; {allowed}")
-        for path, given, allowed in _forbidden(config)
+        Violation(
+            section_of(path), f"{path} is {_text(given)}; allowed: {_allowed(path, 'any other')}"
+        )
+        for path, given in _not_allowed(config).items()
     ]
     if not config.preset.startswith(PREFIX):
         found.insert(0, Violation("8", f"the preset {config.preset} is not the benchmark"))
@@ -162,16 +164,12 @@ def section_of(path: str) -> str:
     return SECTIONS.get(path) or SECTIONS[path.partition(".")[0]]
 
 
-def message(path: str, allowed: object) -> str:
-    """Return the allowed value of a closed run, and how to leave the closed division."""
-    rule = f"(training rules {section_of(path)})"
-    return f"the closed division allows only {_shown(allowed)} {rule}; {TO_LEAVE} for others"
-
-
-def forbidden_message(path: str, value: object) -> str:
-    """Return that a closed run may not have ``value``, and how to leave the closed division."""
-    rule = f"(training rules {section_of(path)})"
-    return f"the closed division does not allow {value} {rule}; {TO_LEAVE} for it"
+def refusal(path: str) -> str:
+    """Return what a closed run may have, or may not, at ``path``, and how to leave the closed division."""
+    rule = f"(training rules {section_of(path)}); {TO_LEAVE} for"
+    if path in FIXED_VALUES:
+        return f"the closed division allows only {_allowed(path)} {rule} others"
+    return f"the closed division does not allow {FORBIDDEN_VALUES[path]} {rule} it"
 
 
 def require_allowed(config: RunConfig, at: str) -> None:
@@ -180,19 +178,10 @@ def require_allowed(config: RunConfig, at: str) -> None:
         raise ConfigError(f"{at}.logging.mlperf.division", "closed", ONLY_OF_PRESETS)
     if not is_closed(config):
         return
-    get = {path: attrgetter(path)(config) for path in (*FIXED_VALUES, *FORBIDDEN_VALUES)}
-    wrong = [
-        ConfigError(f"{at}.{path}", get[path], message(path, allowed))
-        for path, allowed in FIXED_VALUES.items()
-        if get[path] != allowed
-    ]
-    wrong += [
-        ConfigError(f"{at}.{path}", value, forbidden_message(path, value))
-        for path, value in FORBIDDEN_VALUES.items()
-        if get[path] == value
-    ]
-    if wrong:
-        raise join_errors(wrong)
+    if given := _not_allowed(config):
+        raise join_errors(
+            ConfigError(f"{at}.{path}", value, refusal(path)) for path, value in given.items()
+        )
 
 
 def require_whole_sets(config: RunConfig, num_train: int, num_validation: int) -> None:
@@ -202,17 +191,20 @@ def require_whole_sets(config: RunConfig, num_train: int, num_validation: int) -
         raise DataError(f"no run of the closed division: {found}; {TO_LEAVE}")
 
 
-def _forbidden(config: RunConfig) -> Iterator[tuple[str, object, str]]:
-    for path, allowed in FIXED_VALUES.items():
-        if (given := attrgetter(path)(config)) != allowed:
-            yield path, given, f"allowed: {_shown(allowed)}"
-    for path, value in FORBIDDEN_VALUES.items():
-        if attrgetter(path)(config) == value:
-            yield path, value, "allowed: any other"
+def _not_allowed(config: RunConfig) -> dict[str, object]:
+    """Return the values of ``config`` that the closed division does not allow, by field."""
+    get = {path: attrgetter(path)(config) for path in (*FIXED_VALUES, *FORBIDDEN_VALUES)}
+    changed = {path: get[path] for path, allowed in FIXED_VALUES.items() if get[path] != allowed}
+    return changed | {path: value for path, value in FORBIDDEN_VALUES.items() if get[path] == value}
 
 
-def _shown(value: object) -> object:
-    return "null" if value is None else value
+def _allowed(path: str, other: str = "") -> str:
+    """Return the only value that is allowed at ``path``, ``other`` if there are several."""
+    return _text(FIXED_VALUES.get(path, other))
+
+
+def _text(value: object) -> str:
+    return "null" if value is None else str(value)
 
 
 # Where a configuration computes otherwise than MLPerf's reference, with the reason of each
@@ -232,119 +224,89 @@ class Deviation:
     run: str
     reason: str | None
     """None if only the submitter knows it."""
+    applies: Callable[[RunConfig], bool] = field(default=lambda config: True, compare=False)
+    """Returns whether a run has a difference of `DESIGN`."""
 
 
-@dataclass(frozen=True)
-class _Design:
-    """A difference of fluxtrain's design, of the runs to which it ``applies``."""
-
-    deviation: Deviation
-    applies: Callable[[RunConfig], bool] = lambda config: True
-
-
-DESIGN: tuple[_Design, ...] = (
-    _Design(
-        Deviation(
-            "RoPE angles",
-            "float32, rounded to bfloat16 on entry to each FSDP unit",
-            "float64 frequencies, float32 cosines and sines, never rounded",
-            "as in BFL's code and diffusers: positions that are exact in float32 stay exact",
-        )
+DESIGN: tuple[Deviation, ...] = (
+    Deviation(
+        "RoPE angles",
+        "float32, rounded to bfloat16 on entry to each FSDP unit",
+        "float64 frequencies, float32 cosines and sines, never rounded",
+        "as in BFL's code and diffusers: positions that are exact in float32 stay exact",
     ),
-    _Design(
-        Deviation(
-            "noise, timesteps and latents of training",
-            "a sequential generator per rank, seeded by rank, not in checkpoints",
-            "a function of seed, global batch and position in it",
-            "any number of ranks, and a resumed run, draws the same numbers; the distributions are equal",
-        )
+    Deviation(
+        "noise, timesteps and latents of training",
+        "a sequential generator per rank, seeded by rank, not in checkpoints",
+        "a function of seed, global batch and position in it",
+        "any number of ranks, and a resumed run, draws the same numbers; the distributions are equal",
     ),
-    _Design(
-        Deviation(
-            "prompt dropout",
-            "Python's random generator, which is never seeded",
-            "the same function of seed, global batch and position; equal probability, one draw for both",
-            "the reference's dropout cannot be repeated from its seed",
-        )
+    Deviation(
+        "prompt dropout",
+        "Python's random generator, which is never seeded",
+        "the same function of seed, global batch and position; equal probability, one draw for both",
+        "the reference's dropout cannot be repeated from its seed",
     ),
-    _Design(
-        Deviation(
-            "noise of evaluations",
-            "drawn from the generator of training, which an evaluation so changes",
-            "a stream of its own, equal in every evaluation",
-            "evaluations can be compared with each other, and do not change the training",
-        )
+    Deviation(
+        "noise of evaluations",
+        "drawn from the generator of training, which an evaluation so changes",
+        "a stream of its own, equal in every evaluation",
+        "evaluations can be compared with each other, and do not change the training",
     ),
-    _Design(
-        Deviation(
-            "sum of evaluation losses",
-            "float32 on the device",
-            "float64",
-            "29,696 terms, and the decision to stop depends on the third digit",
-        )
+    Deviation(
+        "sum of evaluation losses",
+        "float32 on the device",
+        "float64",
+        "29,696 terms, and the decision to stop depends on the third digit",
     ),
-    _Design(
-        Deviation(
-            "division of the sequence of samples",
-            "each rank reads a contiguous part of the data set, its last sample twice in each epoch",
-            "the data set's order; ranks divide each global batch; each sample is read once in an epoch",
-            "a run is the same on any number of ranks; the second reading is a fault of the reference",
-        ),
+    Deviation(
+        "division of the sequence of samples",
+        "each rank reads a contiguous part of the data set, its last sample twice in each epoch",
+        "the data set's order; ranks divide each global batch; each sample is read once in an epoch",
+        "a run is the same on any number of ranks; the second reading is a fault of the reference",
         lambda config: config.data.order == "sequential",
     ),
-    _Design(
-        Deviation(
-            "unreadable validation images",
-            "left out while the set is prepared",
-            "an error",
-            "an evaluation is over all 29,696 samples",
-        ),
+    Deviation(
+        "unreadable validation images",
+        "left out while the set is prepared",
+        "an error",
+        "an evaluation is over all 29,696 samples",
         lambda config: config.data.source == "images",
     ),
-    _Design(
-        Deviation(
-            "tokenizers",
-            "transformers' slow ones",
-            "transformers' fast ones",
-            "the slow ones are not in transformers 5; ids differ for runs of one letter (T5), control "
-            "characters (both), Chinese, Indic and Arabic characters and joined emoji (CLIP, without ftfy)",
-        ),
+    Deviation(
+        "tokenizers",
+        "transformers' slow ones",
+        "transformers' fast ones",
+        "the slow ones are not in transformers 5; ids differ for runs of one letter (T5), control "
+        "characters (both), Chinese, Indic and Arabic characters and joined emoji (CLIP, without ftfy)",
         lambda config: config.data.source == "images" and config.encoders.text == "t5-clip",
     ),
-    _Design(
-        Deviation(
-            "compilation",
-            "torch.compile of the whole model as an option, off by default",
-            "torch.compile of each block, where the node has the compiler",
-            "speed; the order of operations inside a kernel differs, the mathematics does not",
-        ),
+    Deviation(
+        "compilation",
+        "torch.compile of the whole model as an option, off by default",
+        "torch.compile of each block, where the node has the compiler",
+        "speed; the order of operations inside a kernel differs, the mathematics does not",
         lambda config: config.parallel.compile is not False,
     ),
-    _Design(
-        Deviation(
-            "data type of forward and backward passes",
-            "bfloat16",
-            "float32",
-            "exact comparisons, and processors without bfloat16",
-        ),
+    Deviation(
+        "data type of forward and backward passes",
+        "bfloat16",
+        "float32",
+        "exact comparisons, and processors without bfloat16",
         lambda config: config.precision.compute != "bfloat16",
     ),
-    _Design(
-        Deviation(
-            "data type of the gradients' sum over ranks",
-            "float32",
-            "bfloat16; the sum over micro batches is float32",
-            "half of what the nodes send; the format is one that MLPerf allows, and it is in the log",
-        ),
+    Deviation(
+        "data type of the gradients' sum over ranks",
+        "float32",
+        "bfloat16; the sum over micro batches is float32",
+        "half of what the nodes send; the format is one that MLPerf allows, and it is in the log",
         lambda config: config.precision.reduce != "float32",
     ),
-    _Design(
-        Deviation(
-            "linear layers of the blocks",
-            "bfloat16",
-            "fp8 with dynamic scales, but for the modulations",
-            "speed; the format is one that MLPerf allows, and it is in the log",
-        ),
+    Deviation(
+        "linear layers of the blocks",
+        "bfloat16",
+        "fp8 with dynamic scales, but for the modulations",
+        "speed; the format is one that MLPerf allows, and it is in the log",
         lambda config: config.precision.fp8 != "none",
     ),
 )
@@ -386,17 +348,11 @@ def deviations(config: RunConfig, reasons: Mapping[str, str]) -> Iterator[Deviat
 
     ``reasons`` has the submitter's reason for changed fields, by field, or by section for all of its fields.
     """
-    for design in DESIGN:
-        if design.applies(config):
-            yield design.deviation
-    for field, prescribed in FIXED_VALUES.items():
-        given = attrgetter(field)(config)
-        if given != prescribed:
-            yield _changed(field, _text(prescribed), _text(given), reasons)
-    for field, other in FORBIDDEN_VALUES.items():
-        given = attrgetter(field)(config)
-        if given == other:
-            yield _changed(field, f"not {_text(other)}", _text(given), reasons)
+    yield from (each for each in DESIGN if each.applies(config))
+    for path, given in _not_allowed(config).items():
+        told = next((reasons[name] for name in _names(path) if name in reasons), None)
+        reference = _allowed(path, f"not {_text(given)}")
+        yield Deviation(path, reference, _text(given), told or _REASONS.get(path))
 
 
 def unused_reasons(config: RunConfig, reasons: Mapping[str, str]) -> list[str]:
@@ -405,19 +361,10 @@ def unused_reasons(config: RunConfig, reasons: Mapping[str, str]) -> list[str]:
     return [name for name in reasons if not any(name in _names(topic) for topic in changed)]
 
 
-def _changed(field: str, prescribed: str, given: str, reasons: Mapping[str, str]) -> Deviation:
-    told = next((reasons[name] for name in _names(field) if name in reasons), None)
-    return Deviation(field, prescribed, given, told or _REASONS.get(field))
-
-
-def _names(field: str) -> list[str]:
-    """Return ``field`` and the sections that hold it, the smallest first."""
-    parts = field.split(".")
+def _names(path: str) -> list[str]:
+    """Return the field ``path`` and the sections that hold it, the smallest first."""
+    parts = path.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value)
 
 
 # Learning rates and warm-ups of MLCommons' reference runs by batch size: those of the presets
@@ -459,11 +406,10 @@ MESSAGE = (
 def schedule_values(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the reference's fields for the batch size of ``run``; none for other presets and sizes."""
     size = value_at(run, SIZE)
-    if not str(run.get("preset")).startswith(PREFIX) or not isinstance(size, int | float):
+    is_known = isinstance(size, int | float) and size in REFERENCE_SCHEDULES
+    if not is_known or not str(run.get("preset")).startswith(PREFIX):
         return {}
-    schedule = REFERENCE_SCHEDULES.get(int(size)) if size in REFERENCE_SCHEDULES else None
-    if schedule is None:
-        return {}
+    schedule = REFERENCE_SCHEDULES[size]
     return {
         "optim": {"learning_rate": schedule.learning_rate},
         "schedule": {"warmup_steps": schedule.warmup_steps},
