@@ -131,8 +131,29 @@ class ClipAdapterConfig(StrictModel):
         return self.rate == 1 and self.up in (None, 1)
 
 
-def _is_lora(adapter: AdapterConfig) -> bool:
-    return adapter.kind == "lora"
+_WHOLE_UPDATE = "the norms of its rows are of the whole update"
+_IS_OFF = {"0": "double(self.{}) == 0.0", "false": "!self.{}", "null": "!has(self.{})"}
+"""CEL expressions that a field has the value with which it is off."""
+
+
+def _off_unless_lora(field: str, off: str, why: str) -> Rule:
+    return Rule(
+        field,
+        f"must be {off} unless kind is lora: {why}",
+        lambda adapter: adapter.kind == "lora" or not getattr(adapter, field),
+        f"self.kind == 'lora' || {_IS_OFF[off].format(field)}",
+        others=("kind",),
+    )
+
+
+def _off_with_dora(field: str, off: str, why: str) -> Rule:
+    return Rule(
+        field,
+        f"must be {off} if dora is on: {why}",
+        lambda adapter: not adapter.dora or not getattr(adapter, field),
+        f"!self.dora || {_IS_OFF[off].format(field)}",
+        others=("dora",),
+    )
 
 
 class AdapterConfig(StrictModel):
@@ -153,69 +174,15 @@ class AdapterConfig(StrictModel):
             lambda adapter: adapter.lokr.factor != 0,
             "self.lokr.factor != 0",
         ),
-        Rule(
-            "split_qkv",
-            "must be false unless kind is lora: others update the whole layer",
-            lambda adapter: _is_lora(adapter) or not adapter.split_qkv,
-            "self.kind == 'lora' || !self.split_qkv",
-            others=("kind",),
-        ),
-        Rule(
-            "dropout",
-            "must be 0 unless kind is lora: it is of A x",
-            lambda adapter: _is_lora(adapter) or not adapter.dropout,
-            "self.kind == 'lora' || double(self.dropout) == 0.0",
-            others=("kind",),
-        ),
-        Rule(
-            "rank_dropout",
-            "must be 0 unless kind is lora: it is of A x",
-            lambda adapter: _is_lora(adapter) or not adapter.rank_dropout,
-            "self.kind == 'lora' || double(self.rank_dropout) == 0.0",
-            others=("kind",),
-        ),
-        Rule(
-            "dora",
-            "must be false unless kind is lora: its magnitudes are of a low-rank update",
-            lambda adapter: _is_lora(adapter) or not adapter.dora,
-            "self.kind == 'lora' || !self.dora",
-            others=("kind",),
-        ),
-        Rule(
-            "dropout",
-            "must be 0 if dora is on: the norms of its rows are of the whole update",
-            lambda adapter: not adapter.dora or not adapter.dropout,
-            "!self.dora || double(self.dropout) == 0.0",
-            others=("dora",),
-        ),
-        Rule(
-            "rank_dropout",
-            "must be 0 if dora is on: the norms of its rows are of the whole update",
-            lambda adapter: not adapter.dora or not adapter.rank_dropout,
-            "!self.dora || double(self.rank_dropout) == 0.0",
-            others=("dora",),
-        ),
-        Rule(
-            "module_dropout",
-            "must be 0 if dora is on: the norms of its rows are of the whole update",
-            lambda adapter: not adapter.dora or not adapter.module_dropout,
-            "!self.dora || double(self.module_dropout) == 0.0",
-            others=("dora",),
-        ),
-        Rule(
-            "clip",
-            "must be null unless kind is lora: CLIP's adapters are low-rank",
-            lambda adapter: _is_lora(adapter) or adapter.clip is None,
-            "self.kind == 'lora' || !has(self.clip)",
-            others=("kind",),
-        ),
-        Rule(
-            "clip",
-            "must be null if dora is on: CLIP's adapters have no magnitudes",
-            lambda adapter: not adapter.dora or adapter.clip is None,
-            "!self.dora || !has(self.clip)",
-            others=("dora",),
-        ),
+        _off_unless_lora("split_qkv", "false", "others update the whole layer"),
+        _off_unless_lora("dropout", "0", "it is of A x"),
+        _off_unless_lora("rank_dropout", "0", "it is of A x"),
+        _off_unless_lora("dora", "false", "its magnitudes are of a low-rank update"),
+        _off_with_dora("dropout", "0", _WHOLE_UPDATE),
+        _off_with_dora("rank_dropout", "0", _WHOLE_UPDATE),
+        _off_with_dora("module_dropout", "0", _WHOLE_UPDATE),
+        _off_unless_lora("clip", "null", "CLIP's adapters are low-rank"),
+        _off_with_dora("clip", "null", "CLIP's adapters have no magnitudes"),
     )
 
     kind: AdapterKind = "lora"
@@ -326,14 +293,14 @@ class AddedAdapter(StrictModel):
 CLIP_NEEDS_IMAGES = Rule(
     "adapter.clip",
     "must be null unless data.images is set: CLIP is trained on captions",
-    lambda run: run.adapter is None or run.adapter.clip is None or run.data.images is not None,
+    lambda run: not run.trains_clip or run.data.images is not None,
     "has(self.data) && has(self.data.images)",
 )
 """A rule of RunConfig."""
 CLIP_NEEDS_CLIP = Rule(
     "adapter.clip",
     "must be null unless encoders.text is t5-clip: minilm has no CLIP",
-    lambda run: run.adapter is None or run.adapter.clip is None or run.encoders.text == "t5-clip",
+    lambda run: not run.trains_clip or run.encoders.text == "t5-clip",
     "self.encoders.text == 't5-clip'",
     others=("encoders.text",),
 )

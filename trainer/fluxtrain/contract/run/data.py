@@ -144,25 +144,23 @@ Size = tuple[int, int]
 Side = Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]
 
 
+def _multiple_of_step(field: str) -> Rule:
+    return Rule(
+        field,
+        "must be a multiple of step",
+        lambda it: (getattr(it, field) or 0) % it.step == 0,
+        f"self.{field} % self.step == 0",
+        others=("step",),
+    )
+
+
 class BucketsConfig(StrictModel):
     """Buckets: each image is brought to the one of several sizes, of about equally many pixels, that has the
     nearest aspect ratio."""
 
     rules: ClassVar = (
-        Rule(
-            "min_side",
-            "must be a multiple of step",
-            lambda it: it.min_side is None or it.min_side % it.step == 0,
-            "self.min_side % self.step == 0",
-            others=("step",),
-        ),
-        Rule(
-            "max_side",
-            "must be a multiple of step",
-            lambda it: it.max_side is None or it.max_side % it.step == 0,
-            "self.max_side % self.step == 0",
-            others=("step",),
-        ),
+        _multiple_of_step("min_side"),
+        _multiple_of_step("max_side"),
         Rule(
             "resolutions",
             "must be at least step",
@@ -279,12 +277,14 @@ class SyntheticConfig(StrictModel):
     """Number of distinct latents; sample i belongs to class i modulo this."""
 
 
-def _needs_images(field: str, default: object, cel: str) -> Rule:
+def _needs_images(field: str, default: object = None) -> Rule:
+    words: Mapping[object, object] = {None: "null", "": "empty"}
+    unset = f"!has(self.{field})" if default is None else f"self.{field} == {default!r}"
     return Rule(
         field,
-        f"must be {'empty' if default == '' else default} unless images is set",
+        f"must be {words.get(default, default)} unless images is set",
         lambda data: data.images is not None or getattr(data, field) == default,
-        f"has(self.images) || self.{field} == {cel}",
+        f"has(self.images) || {unset}",
     )
 
 
@@ -316,28 +316,13 @@ class DataConfig(StrictModel):
             others=("source",),
         ),
         *url_rules("images"),
-        _needs_images("repeats", 1, "1"),
-        _needs_images("caption_prefix", "", "''"),
-        _needs_images("class_tokens", "", "''"),
-        Rule(
-            "variants",
-            "must be null unless images is set",
-            lambda data: data.images is not None or data.variants is None,
-            "has(self.images) || !has(self.variants)",
-        ),
-        Rule(
-            "masks",
-            "must be null unless images is set",
-            lambda data: data.images is not None or data.masks is None,
-            "has(self.images) || !has(self.masks)",
-        ),
+        _needs_images("repeats", 1),
+        _needs_images("caption_prefix", ""),
+        _needs_images("class_tokens", ""),
+        _needs_images("variants"),
+        _needs_images("masks"),
         *url_rules("masks"),
-        Rule(
-            "controls",
-            "must be null unless images is set",
-            lambda data: data.images is not None or data.controls is None,
-            "has(self.images) || !has(self.controls)",
-        ),
+        _needs_images("controls"),
         Rule(
             "controls",
             "must be a folder: only images and masks are fetched from a URL",
@@ -351,16 +336,16 @@ class DataConfig(StrictModel):
             "!self.download.stream",
             others=("download.stream",),
         ),
-        _needs_images("prior_loss_weight", 1.0, "1.0"),
-        _needs_images("validation_split", 0.0, "0.0"),
+        _needs_images("prior_loss_weight", 1.0),
+        _needs_images("validation_split", 0.0),
         Rule(
             "caption_encoding",
             "must be a codec of Python for text, such as utf-8, windows-1252, gbk, shift_jis or koi8-r",
             lambda data: _is_codec(data.caption_encoding),
             "self.caption_encoding.matches('^[A-Za-z0-9._ -]+$')",
         ),
-        _needs_images("caption_encoding", UTF_8, "'utf-8'"),
-        _needs_images("max_skipped", 0.1, "0.1"),
+        _needs_images("caption_encoding", UTF_8),
+        _needs_images("max_skipped", 0.1),
     )
 
     source: Annotated[Literal["encoded", "images", "synthetic"], IMMUTABLE] = "encoded"
