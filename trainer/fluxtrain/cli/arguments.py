@@ -40,13 +40,11 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """Take the arguments of argparse's parser."""
         super().__init__(*args, **options)
         for action in (None, "store"):
             self.register("action", action, _StoreOnce)
 
     def error(self, message: str) -> NoReturn:
-        """Print in one line what is wrong, and exit."""
         of_argument = message.removeprefix("argument ")
         help = "" if of_argument != message else f"; see {self.prog} --help"
         for action in self._subparsers._group_actions if self._subparsers else ():
@@ -70,7 +68,6 @@ class _StoreOnce(argparse._StoreAction):
 
 
 def whole_number(text: str) -> int:
-    """Return ``text`` as a whole number; ArgumentTypeError if it is none."""
     try:
         return int(text)
     except ValueError:
@@ -78,7 +75,6 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return ``text`` as a number; ArgumentTypeError if it is none."""
     try:
         return float(text)
     except ValueError:
@@ -168,7 +164,6 @@ class Setting:
     source: str
 
     def __str__(self) -> str:
-        """Return both, for display."""
         return f"{self.value} ({self.source})"
 
 
@@ -250,7 +245,6 @@ def job_name(stem: str) -> str:
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add the FILE argument and the help on overrides."""
     parser.add_argument("file", type=path, metavar="FILE", help="a FluxTraining, as YAML")
     add_field_help(parser)
 
@@ -266,12 +260,10 @@ def add_paths(parser: argparse.ArgumentParser, names: Sequence[str] = tuple(ROOT
 
 
 def add_output(parser: argparse.ArgumentParser, text: str = "folder to write (required)") -> None:
-    """Add the required ``--output``."""
     parser.add_argument("--output", type=path, required=True, help=text)
 
 
 def add_adapters(parser: argparse.ArgumentParser) -> None:
-    """Add the options for adapters that are added to the weights."""
     text = "LoRA file, or a run or checkpoint of adapters, to add; may be repeated"
     parser.add_argument("--adapter", type=path, action="append", default=[], help=text)
     text = "factor of the adapters' updates (default: 1)"
@@ -280,7 +272,6 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
 
 
 def add_skip_unknown(parser: argparse.ArgumentParser) -> None:
-    """Add the option for files with keys of other models or tools."""
     text = "leave out what an adapter has beside layers of the model, and name it"
     parser.add_argument("--skip-unknown", action="store_true", help=text)
 
@@ -349,7 +340,6 @@ def _print_notes(config: RunConfig, seed: Setting | None) -> None:
 
 
 def require_processes(processes: int | None) -> None:
-    """Raise ConfigError if ``--processes`` is out of range."""
     if processes is not None and not 1 <= processes <= 1024:
         raise ConfigError("--processes", processes, "must be between 1 and 1024")
 

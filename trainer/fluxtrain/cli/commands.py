@@ -155,7 +155,6 @@ def make_parser(only: str = "") -> argparse.ArgumentParser:
 
 
 def add_completion(commands: Any) -> None:
-    """Add the command's parser."""
     from fluxtrain.cli.arguments import add_command
 
     text = "Print a script that completes commands, options, fields and files, for: eval or a file."

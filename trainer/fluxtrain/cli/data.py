@@ -50,7 +50,6 @@ _SIZE = 1024
 
 
 def add_data(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = commands.add_parser("data", allow_abbrev=False)
     inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     text = "check all pictures, captions and masks of a run, and draw a contact sheet"
@@ -282,7 +281,6 @@ def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str
 
 
 def add_pack(commands: Commands) -> None:
-    """Add the command's parser to ``fluxtrain data``."""
     parser = add_command(
         commands,
         "pack",
@@ -301,7 +299,6 @@ def add_pack(commands: Commands) -> None:
 
 
 def pack_data(arguments: argparse.Namespace) -> int:
-    """Write the shards and print what they hold."""
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from fluxtrain.picture_cache.check import run_pictures
@@ -481,7 +478,6 @@ def _named(
 
 
 def add_convert(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "convert",
@@ -503,7 +499,6 @@ def add_convert(commands: Commands) -> None:
 
 
 def convert_data(arguments: argparse.Namespace) -> int:
-    """Convert, verify and print the number of samples."""
     if not 1 <= arguments.shard_size <= 1_000_000:
         raise ConfigError("--shard-size", arguments.shard_size, "must be between 1 and 1000000")
     from fluxtrain.data.formats.convert import convert

@@ -34,7 +34,6 @@ from fluxtrain.runtime.files import atomic_write
 
 
 def add(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "import-config",
@@ -62,7 +61,6 @@ def add(commands: Commands) -> None:
 
 
 def _action(arguments: argparse.Namespace) -> int:
-    """Print or write the file; the report goes to stderr."""
     from fluxtrain.imports.files import file_text, import_file, refuse_lost, report
     from fluxtrain.imports.variables import import_variables, require_any
 
@@ -128,7 +126,6 @@ FILE = "from-env.yaml"
 
 
 def add_from_env(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "from-env",

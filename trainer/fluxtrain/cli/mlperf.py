@@ -32,7 +32,6 @@ _MOST = 1000
 
 
 def add_campaign(subcommands: Commands) -> None:
-    """Add the command's parser to ``fluxtrain mlperf``."""
     text = "ten runs from one file, and how far they are"
     parser = subcommands.add_parser(
         "campaign",
@@ -128,7 +127,6 @@ def _require_once(paths: Sequence[Path]) -> None:
 
 
 def add_mlperf(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = commands.add_parser("mlperf", allow_abbrev=False)
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
@@ -191,7 +189,6 @@ def _print_notes(notes: Sequence[Finding]) -> None:
 
 
 def add_package(subcommands: Commands) -> None:
-    """Add the command's parser to ``fluxtrain mlperf``."""
     text = "create and check a submission from ten runs"
     package = subcommands.add_parser(
         "package", help=text, description="Create an MLCommons submission from ten finished runs."
@@ -335,7 +332,6 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
 
 
 def add_review(subcommands: Commands) -> None:
-    """Add the command's parser to ``fluxtrain mlperf``."""
     text = "review logs, runs or a package by the rules' text"
     review = subcommands.add_parser(
         "review",
@@ -398,7 +394,6 @@ def _print_verdicts(verdicts: Sequence[Verdict], left_out: str, inferred: bool) 
 
 
 def add_verify(subcommands: Commands) -> None:
-    """Add the command's parser to ``fluxtrain mlperf``."""
     text = "verify a log by its chain of hashes"
     verify = subcommands.add_parser(
         "verify",

@@ -32,7 +32,6 @@ _DAY = 86_400.0
 
 
 def add_doctor(commands: Commands) -> None:
-    """Add the command's parser."""
     text = "Print what this node has, what is set and what is missing; 1 if something is missing."
     parser = add_command(commands, "doctor", examine_node, description=text)
     text = "folder of runs, for its free space (default: runs)"
@@ -41,7 +40,6 @@ def add_doctor(commands: Commands) -> None:
 
 
 def examine_node(arguments: argparse.Namespace) -> int:
-    """Print what the checks find."""
     from fluxtrain.launch.doctor import examine, render
 
     found = examine(arguments.output, os.environ)
@@ -51,7 +49,6 @@ def examine_node(arguments: argparse.Namespace) -> int:
 
 
 def add_fetch_models(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(commands, "fetch-models", fetch_models)
     parser.add_argument(
         "place", metavar="PLACE", help="where FLUX.1 is, as for fluxtrain fetch --from"
@@ -69,7 +66,6 @@ def fetch_models(arguments: argparse.Namespace) -> int:
 
 
 def add_agent(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(commands, "agent", run_agent)
     parser.add_argument("--termination-log", type=path, default=Path(TERMINATION_LOG))
 
@@ -87,7 +83,6 @@ _MAX_NUMBER = 2**31 - 1
 
 
 def add_rendezvous(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(commands, "rendezvous", run_rendezvous)
     parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
     parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
@@ -171,12 +166,10 @@ def _seconds(text: str) -> float:
 
 
 def add_stacks(commands: Commands) -> None:
-    """Add the command's parser."""
     add_command(commands, "stacks", show_stacks)
 
 
 def show_stacks(arguments: argparse.Namespace) -> int:
-    """Print one line for each rank that was asked, as JSON."""
     from fluxtrain.launch.stacks import ask_ranks
 
     for process in ask_ranks():

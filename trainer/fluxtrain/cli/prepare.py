@@ -38,7 +38,6 @@ _PLACE = "DIR|MANIFEST|URL"
 
 
 def add(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = commands.add_parser("prepare", allow_abbrev=False)
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
@@ -49,7 +48,6 @@ def add(commands: Commands) -> None:
 
 
 def add_fetch(commands: Commands) -> None:
-    """Add the parser of ``fluxtrain fetch``."""
     parser = add_command(commands, "fetch", _fetch)
     add_file(parser)
     add_paths(parser)
@@ -57,7 +55,6 @@ def add_fetch(commands: Commands) -> None:
 
 
 def add_from(parser: Parser) -> None:
-    """Add the option for the place of the models."""
     text = "where FLUX.1 is, as published (default: its publisher's repository on the Hub)"
     parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
 
@@ -323,7 +320,6 @@ _OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     text = (
         "FLUX.1 as published: text_encoder, text_encoder_2, tokenizer, tokenizer_2, ae.safetensors"
     )
@@ -337,7 +333,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def action(arguments: argparse.Namespace) -> int:
-    """Collect and verify the encoders that the options name."""
     from fluxtrain.prepare.encoders import prepare_encoders
 
     models = arguments.output.resolve()

@@ -64,7 +64,6 @@ _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
 def add(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "run",
@@ -83,7 +82,6 @@ def add(commands: Commands) -> None:
 
 
 def action(arguments: argparse.Namespace) -> int:
-    """Validate the job, run it and return its exit code."""
     job, config = load_config(arguments.file, arguments.overrides)
     nodes = parse_nodes(arguments, os.environ)
     if ignored := cluster_only_fields(job):
@@ -176,7 +174,6 @@ _TIMEOUT = 600.0
 
 
 def add_nodes(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     group = parser.add_argument_group(
         "several nodes without Kubernetes", "the same command on each of them: docs/slurm.md"
     )
@@ -320,7 +317,6 @@ def _check_result(log: Path) -> str:
 
 
 def add_plan(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "plan",
@@ -347,7 +343,6 @@ def add_plan(commands: Commands) -> None:
 
 
 def add_init(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "init",
@@ -507,7 +502,6 @@ def _next_steps(
 
 
 def print_plan(arguments: argparse.Namespace) -> int:
-    """Print the plan."""
     from fluxtrain.mlperf.rcp import reference_mean
     from fluxtrain.plan.estimate import faster_change, fitting_change, make_plan
     from fluxtrain.plan.pictures import plan_pictures

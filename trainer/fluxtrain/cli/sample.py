@@ -41,7 +41,6 @@ _MEANT = {
 
 
 def add(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "sample",
@@ -141,7 +140,6 @@ def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
 
 
 def add_gallery(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = add_command(
         commands,
         "gallery",

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 def add_export(commands: Commands) -> None:
-    """Add the command's parser."""
     long = "Write the weights of a run, a checkpoint or a published model in a published layout."
     parser = add_command(commands, "export", export, description=long)
     text = "run, checkpoint, weights file or diffusers folder"
@@ -40,14 +39,12 @@ def add_export(commands: Commands) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command that writes weights."""
     add_output(parser, "file or folder to write (required)")
     text = "bfloat16 (default), float16 or float32"
     parser.add_argument("--dtype", default="bfloat16", help=text)
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write and verify the weights, and print their number and size."""
     from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.adapter.opening import open_adapter, open_model
     from fluxtrain.runtime.progress_bar import ProgressBar
@@ -72,7 +69,6 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def add_import(commands: Commands) -> None:
-    """Add the command's parser; the action is that of ``fluxtrain export``."""
     long = "Convert published weights to the single file that spec.run.initial_weights names."
     parser = add_command(commands, "import", export, description=long)
     text = "BFL's file or a diffusers folder"
@@ -85,7 +81,6 @@ _SOURCE = "LoRA file of any dialect, or a run or checkpoint with adapters"
 
 
 def add(commands: Commands) -> None:
-    """Add the command's parser."""
     parser = commands.add_parser("adapter", allow_abbrev=False)
     inner = parser.add_subparsers(dest="adapter_command", required=True, metavar="COMMAND")
     convert = add_command(inner, "convert", _convert, help="write a LoRA in another layout or type")
@@ -190,7 +185,6 @@ def _extract(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    """Write a model's weights plus adapters, and verify what was written."""
     from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
     from fluxtrain.runtime.progress_bar import ProgressBar
     from fluxtrain.weights import open_weights, write_weights
@@ -288,7 +282,6 @@ def _print_ignored(file: AdapterFile) -> None:
 
 
 def add_push(commands: Commands) -> None:
-    """Add the command's parser."""
     long = (
         "Publish the LoRA of a run at the Hugging Face Hub: private, with samples and a model card."
     )

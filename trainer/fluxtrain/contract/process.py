@@ -339,7 +339,6 @@ class RankProcess:
     """False before it has a handler of the signal, which would end it."""
 
     def to_json(self) -> str:
-        """Return the line of this rank."""
         return json.dumps(asdict(self))
 
 

@@ -126,7 +126,6 @@ def keep_only(
 
 
 def remove(name: str, staging: StagingDir) -> None:
-    """Remove the cleaned tar ``name``, its record and its index."""
     _record_path(staging, name).unlink(missing_ok=True)
     (staging.path / name).unlink(missing_ok=True)
     (staging.path / f"{name}{SIDECAR}").unlink(missing_ok=True)
@@ -349,7 +348,6 @@ class TarSelection:
     num_kept: int
 
     def includes(self, position: int) -> bool:
-        """Return whether the kept sample at ``position`` is in the data set."""
         return position < self.end and position not in self.listed
 
 

@@ -221,7 +221,6 @@ def prepare_coco(
 
 
 def image_path(images: Path, row: Row) -> Path:
-    """Return the path of the image of ``row`` in COCO's archive."""
     return images / f"COCO_val2014_{row.image_id:012}.jpg"
 
 

@@ -471,7 +471,6 @@ class FolderSource:
 
     @contextmanager
     def open(self, name: str, download_dir: Path) -> Iterator[Path]:
-        """Yield the path of the tar itself."""
         yield self.folder / name
 
 
@@ -483,11 +482,9 @@ class ManifestSource:
     client: HttpClient = field(default_factory=HttpClient)
 
     def names(self) -> list[str]:
-        """Return the sorted names."""
         return sorted(self.entries)
 
     def stamp(self, name: str) -> Any:
-        """Return the MD5."""
         return self.entries[name].digest
 
     @contextmanager
@@ -506,11 +503,9 @@ class HubSource:
     files: dict[str, str]
 
     def names(self) -> list[str]:
-        """Return the sorted names."""
         return sorted(self.files)
 
     def stamp(self, name: str) -> Any:
-        """Return the commit."""
         return self.dataset.commit
 
     @contextmanager

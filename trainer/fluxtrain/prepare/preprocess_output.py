@@ -55,11 +55,9 @@ class EncodedOutput:
 
     @property
     def is_finished(self) -> bool:
-        """Return whether the whole data set is written."""
         return (self.folder / LISTING).exists()
 
     def samples(self, shard: int) -> range:
-        """Return the indices of the input samples in ``shard``."""
         begin = shard * self.shard_size
         return range(begin, min(begin + self.shard_size, len(self.dataset)))
 
@@ -179,7 +177,6 @@ class PrecomputeReporter:
     def __init__(
         self, config: RunConfig, paths: RunPaths, world: World, outputs: list[EncodedOutput]
     ) -> None:
-        """Count the shards of ``outputs``; nothing is opened yet."""
         self._config, self._world, self._outputs = config, world, outputs
         self._endpoint = Endpoint(config, paths, world)
         self._metrics, self._progress = self._endpoint.metrics, self._endpoint.progress
@@ -191,7 +188,6 @@ class PrecomputeReporter:
         self._dropped: dict[str, int] = {}
 
     def __enter__(self) -> PrecomputeReporter:
-        """Start the endpoint and log the amount of work."""
         if self._world.local_rank == 0:
             self._endpoint.start(self._closing)
         if self._world.is_main:
@@ -231,7 +227,6 @@ class PrecomputeReporter:
         return count + len(faults)
 
     def log_shard(self) -> None:
-        """Log the progress after a shard of this rank was written."""
         self.refresh()
         if self._world.is_main:
             rate, left = self._rate()
@@ -257,7 +252,6 @@ class PrecomputeReporter:
             self._console.advance(self._done)
 
     def complete(self) -> None:
-        """Report success and log the output folders."""
         self._progress.update(status="success", step=self._total)
         if self._world.is_main:
             for output in self._outputs:

@@ -48,7 +48,6 @@ SETTINGS: dict[str, Any] = {
 
 
 def encode(image: Image.Image) -> bytes:
-    """Return ``image`` as an RGB PNG."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, "PNG", compress_level=PNG_LEVEL)
     return buffer.getvalue()
@@ -69,7 +68,6 @@ _TASKS_AHEAD = 2
 
 
 def available_cores() -> int:
-    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -262,7 +262,6 @@ _FOR_NCCL = "only RCCL and NCCL read it"
 
 
 def _only_with_gpus(field: str, why: str, unset: object = None, or_cel: str = "") -> Rule:
-    """Return the rule that ``field`` is ``unset`` without GPUs."""
     return Rule(
         field,
         f"must be left out without GPUs: {why}",

@@ -295,13 +295,11 @@ UNIQUE_VARIABLES = Rule(
 
 
 def _reserved(field: str, instead: str) -> Rule:
-    """Return the rule that ``field`` of the pod is not set."""
     message = f"must be left out: {instead}"
     return Rule(field, message, lambda part: part.look_up(field) is None, "false")
 
 
 def _reserved_in_trainer(field: str, instead: str) -> Rule:
-    """Return the rule that ``field`` of the training container is not set."""
     return Rule(
         field,
         f"must be left out if name is {TRAINER}: {instead}",
@@ -312,7 +310,6 @@ def _reserved_in_trainer(field: str, instead: str) -> Rule:
 
 
 def _without_reserved_keys(field: str) -> Rule:
-    """Return the rule that the mapping ``field`` has no key reserved for the operator."""
     return Rule(
         field,
         f"must have no keys that begin with {' or '.join(_RESERVED_KEYS)}: the operator sets those",

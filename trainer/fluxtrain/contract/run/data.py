@@ -46,7 +46,6 @@ class DownloadConfig(StrictModel):
 
 
 def is_url(text: str) -> bool:
-    """Return whether ``text`` is a URL rather than a path."""
     return "://" in text
 
 

@@ -159,7 +159,6 @@ class ModelConfig(StrictModel):
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of blocks of all kinds."""
         return sum(self.depths.values())
 
     @property

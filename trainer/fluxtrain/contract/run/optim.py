@@ -174,7 +174,6 @@ Decay = Literal["constant", "linear", "cosine", "cosine_with_restarts", "polynom
 
 
 def _only_of(field: str, neutral: float, decay: Decay) -> Rule:
-    """Return the rule that ``field`` is ``neutral`` unless the schedule is ``decay``."""
     return Rule(
         field,
         f"must be {neutral} unless decay is {decay}: other schedules do not use it",
