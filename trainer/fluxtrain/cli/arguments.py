@@ -30,7 +30,7 @@ from fluxtrain.contract.run.closed_division import is_closed, violations
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE, UNSET, ConfigError, one_line
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, UNSET, ConfigError, StorageError, one_line
 
 
 class Parser(argparse.ArgumentParser):
@@ -217,7 +217,7 @@ def add_command(
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
     given = {"help": help, "description": description or (help and sentence(help))}
-    texts: dict[str, Any] = {key: text for key, text in given.items() if text is not None}
+    texts: dict[str, Any] = {key: text for key, text in given.items() if text}
     parser = commands.add_parser(name, allow_abbrev=False, **texts)
     parser.set_defaults(action=action)
     return parser
@@ -337,6 +337,14 @@ def _print_notes(config: RunConfig, seed: Setting | None) -> None:
         print("closed division of MLPerf Training, flux1", file=sys.stderr)
         for line in describe_targets(config.schedule.global_batch_size, RULESETS):
             print(f"  {line}", file=sys.stderr)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write ``text`` to ``file``; StorageError if that fails."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
 
 
 def require_processes(processes: int | None) -> None:

@@ -21,6 +21,7 @@ from fluxtrain.cli.arguments import (
     job_name,
     path,
     whole_number,
+    write_text,
 )
 from fluxtrain.cli.prepare import add_from, fetch_missing, stoppable
 from fluxtrain.contract.model_base import join_errors
@@ -29,7 +30,7 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge
-from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError, StorageError
+from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError
 from fluxtrain.runtime.files import atomic_write
 
 
@@ -83,11 +84,11 @@ def _action(arguments: argparse.Namespace) -> int:
     if arguments.prompt_file and not imported.prompts:
         print(f"{arguments.prompt_file}: not written: there are no prompts", file=sys.stderr)
     if imported.prompts:
-        _write(arguments.prompt_file, "".join(f"{line}\n" for line in imported.prompts))
+        write_text(arguments.prompt_file, "".join(f"{line}\n" for line in imported.prompts))
     if arguments.output is None:
         print(text, end="")
     else:
-        _write(arguments.output, text)
+        write_text(arguments.output, text)
         print(f"{arguments.output}: to train, fluxtrain run {arguments.output}", file=sys.stderr)
     return EXIT_OK
 
@@ -103,22 +104,11 @@ def _check(arguments: argparse.Namespace) -> None:
     for name, file in (("--output", arguments.output), ("--prompt-file", arguments.prompt_file)):
         if file is not None and file.exists():
             raise ConfigError(name, str(file), "exists already; remove it or name another")
-    _check_prompt_file(arguments)
-
-
-def _check_prompt_file(arguments: argparse.Namespace) -> None:
     file = arguments.prompt_file
     if file is not None and arguments.from_env:
         raise ConfigError("--prompt-file", str(file), "is for FILE, not for --from-env")
     if file is not None and file.suffix != ".txt":
         raise ConfigError("--prompt-file", str(file), "must end in .txt")
-
-
-def _write(output: Path, text: str) -> None:
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
 
 
 FILE = "from-env.yaml"

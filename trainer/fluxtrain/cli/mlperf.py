@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from fluxtrain.cli.arguments import Commands, path, whole_number
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, StorageError
+from fluxtrain.cli.arguments import Commands, path, whole_number, write_text
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError
 from fluxtrain.runtime.progress import counted
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ def run_campaign(arguments: argparse.Namespace) -> int:
     if is_status:
         return _status(arguments)
     if arguments.paths:
-        raise ConfigError(
-            "arguments", str(arguments.file), "give one FILE, or the word status first"
-        )
+        text = "give one FILE, or the word status first"
+        raise ConfigError("arguments", str(arguments.file), text)
     from fluxtrain.contract.resource.document import load_job, parse_yaml, read_text
     from fluxtrain.mlperf.campaign import LABEL, campaign_jobs
 
@@ -97,20 +96,21 @@ def _status(arguments: argparse.Namespace) -> int:
     require_ruleset(arguments.ruleset)
     if bool(arguments.paths) == (arguments.selector is not None):
         raise ConfigError("PATH ...", len(arguments.paths), "give either paths or --selector")
-    if arguments.selector is None:
-        _require_once(arguments.paths)
-        tree = find(arguments.paths)
-        for place in tree.places:
-            runs = runs_of([*place.logs.values()])
-            if len(tree.places) > 1:
-                print(f"{sanitize(place.name or 'the logs', _MOST)}:")
-            print(report(runs, arguments.ruleset), end="\n\n" if len(tree.places) > 1 else "\n")
-        if others := tree.describe_others():
-            print(others)
+    if arguments.selector is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = runs_of_jobs(arguments.selector, arguments.namespace, Path(folder))
+            print(report(runs, arguments.ruleset))
         return EXIT_OK
-    with tempfile.TemporaryDirectory() as folder:
-        runs = runs_of_jobs(arguments.selector, arguments.namespace, Path(folder))
-        print(report(runs, arguments.ruleset))
+    _require_once(arguments.paths)
+    tree = find(arguments.paths)
+    several = len(tree.places) > 1
+    for place in tree.places:
+        if several:
+            print(f"{sanitize(place.name or 'the logs', _MOST)}:")
+        runs = runs_of([*place.logs.values()])
+        print(report(runs, arguments.ruleset), end="\n\n" if several else "\n")
+    if others := tree.describe_others():
+        print(others)
     return EXIT_OK
 
 
@@ -264,10 +264,10 @@ def _package(
     result = evidence.Result("", runs, ruleset=arguments.ruleset, failed=failed)
     package.require_one_result(all_runs, result, waivers)
     differences = implementation.run_deviations(runs[0], reasons)
-    given = arguments.image
+    closed, given = runs[0].closed, arguments.image
     if given is None:
         given = implementation.fetched_image(runs)
-    image = implementation.find_image(given, implementation.ran_software(runs), runs[0].closed)
+    image = implementation.find_image(given, implementation.ran_software(runs), closed)
     known = package.known_fields(runs)
     allowed = "must be FIELD=TEXT, such as cooling=liquid"
     answers: dict[str, object] = {
@@ -276,7 +276,7 @@ def _package(
     if arguments.system.exists():
         answers = {**package.read_answers(arguments.system), **answers}
     elif not package.is_complete({**known, **answers}):
-        _write(arguments.system, package.template(known))
+        write_text(arguments.system, package.template(known))
         text = "created as a template: replace its nulls"
         raise ConfigError("--system", str(arguments.system), text)
     description = package.describe(known, answers)
@@ -284,7 +284,6 @@ def _package(
     statements = implementation.Statements(waivers, reasons, image, others, failed)
     organisation, name = package.write_package(runs, description, arguments.output, statements)
     print(f"package: {organisation}")
-    closed = runs[0].closed
     checked = []
     for tool in compliance.check_package(organisation, name, arguments.ruleset, closed):
         print(f"  {tool.tool:<20} {'passed' if tool.passed else 'FAILED'}", flush=True)
@@ -304,13 +303,6 @@ def _package(
     print(f"deviations from the reference: {implementation.summary(differences)}")
     reviewed = _review(organisation / "results" / name / "flux1", checked, arguments.ruleset)
     return EXIT_OK if reviewed and all(tool.passed for tool in checked) else EXIT_ERROR
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
@@ -451,10 +443,9 @@ def _heads(file: Path) -> list[Head]:
 def _text(verdict: ChainVerdict) -> str:
     lines = [f"found: {text}" for text in verdict.findings]
     lines += [f"note: {text}" for text in verdict.notes]
-    result = verdict.result
     shown = ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in result.items()
+        for name, value in verdict.result.items()
         if value is not None
     )
     lines += [f"result by the chain: {shown or 'none yet'}"]

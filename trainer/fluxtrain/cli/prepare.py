@@ -190,8 +190,17 @@ def _add_download(sets: Commands) -> None:
 
 def _add_encoders(sets: Commands) -> None:
     text = "T5, CLIP and the autoencoder, verified; what encodes raw images and samples"
-    parser = _add_resumable(sets, "encoders", action, text)
-    add_arguments(parser)
+    parser = _add_resumable(sets, "encoders", _encoders, text)
+    text = (
+        "FLUX.1 as published: text_encoder, text_encoder_2, tokenizer, tokenizer_2, ae.safetensors"
+    )
+    parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
+    for name, help_text in _OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, metavar=_PLACE, help=f"{help_text} (instead of --from's)")
+    text = "the models root, which gets t5, clip and autoencoder (required)"
+    parser.add_argument("--output", type=path, required=True, metavar="DIR", help=text)
+    parser.add_argument("--force", action="store_true", help="collect them again if they are there")
 
 
 def _add_resumable(
@@ -256,14 +265,7 @@ def _coco(arguments: argparse.Namespace) -> int:
 
     output = arguments.output.resolve()
     images, captions = _raw_coco(arguments, output)
-    prepare_coco(
-        images,
-        captions,
-        output,
-        arguments.samples,
-        arguments.workers,
-        arguments.force,
-    )
+    prepare_coco(images, captions, output, arguments.samples, arguments.workers, arguments.force)
     return EXIT_OK
 
 
@@ -319,20 +321,7 @@ _OPTIONS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = (
-        "FLUX.1 as published: text_encoder, text_encoder_2, tokenizer, tokenizer_2, ae.safetensors"
-    )
-    parser.add_argument("--from", dest="published", metavar=_PLACE, help=text)
-    for name, help_text in _OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, metavar=_PLACE, help=f"{help_text} (instead of --from's)")
-    text = "the models root, which gets t5, clip and autoencoder (required)"
-    parser.add_argument("--output", type=path, required=True, metavar="DIR", help=text)
-    parser.add_argument("--force", action="store_true", help="collect them again if they are there")
-
-
-def action(arguments: argparse.Namespace) -> int:
+def _encoders(arguments: argparse.Namespace) -> int:
     from fluxtrain.prepare.encoders import prepare_encoders
 
     models = arguments.output.resolve()

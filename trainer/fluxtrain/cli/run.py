@@ -29,6 +29,7 @@ from fluxtrain.cli.arguments import (
     require_processes,
     run_task,
     whole_number,
+    write_text,
 )
 from fluxtrain.cli.data import check_pictures, chosen_sizes, run_of_source
 from fluxtrain.contract.process import (
@@ -50,7 +51,7 @@ from fluxtrain.contract.run.overrides import refuse_variables
 from fluxtrain.contract.run.resolve import merge, resolve
 from fluxtrain.contract.run.setting import Setting
 from fluxtrain.data.pictures.folder import no_folder
-from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, JoinedDataError, StorageError
+from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError, JoinedDataError
 from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 from fluxtrain.rendezvous.messages import MAX_NODES
@@ -177,10 +178,9 @@ def add_nodes(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "several nodes without Kubernetes", "the same command on each of them: docs/slurm.md"
     )
+    # of type str: parse_nodes says what is wrong
     text = "number of nodes; MIN:MAX: continue as long as MIN are left"
-    group.add_argument(
-        "--nodes", type=str, metavar="N|MIN:MAX", help=text
-    )  # parse_nodes says what is wrong
+    group.add_argument("--nodes", type=str, metavar="N|MIN:MAX", help=text)
     text = "where they meet: the node with this address, node rank 0 if ranks are given, serves it"
     group.add_argument("--rendezvous", type=str, metavar="HOST:PORT", help=text)
     text = "rank of this node, from 0 (default: $SLURM_NODEID, else by host name)"
@@ -194,11 +194,8 @@ def parse_nodes(arguments: argparse.Namespace, environment: Mapping[str, str]) -
 
     Raises ConfigError for an option that is wrong, or that lacks another one.
     """
-    given = (arguments.node_rank, arguments.rendezvous_timeout)
     if arguments.nodes is None and arguments.rendezvous is None:
-        for option, value in zip(("--node-rank", "--rendezvous-timeout"), given, strict=True):
-            if value is not None:
-                raise ConfigError(option, value, "needs --nodes and --rendezvous")
+        _refuse(arguments, ("node_rank", "rendezvous_timeout"), "needs --nodes and --rendezvous")
         return None
     if arguments.rendezvous is None:
         text = "needs --rendezvous=HOST:PORT, the same on all nodes: where they meet"
@@ -242,9 +239,8 @@ def _rank(text: str | None, wanted: int, environment: Mapping[str, str]) -> int 
         text, source = environment[_SLURM_RANK], f"${_SLURM_RANK}"
         tasks = environment.get(_SLURM_TASKS, "1").partition("(")[0]
         if tasks != "1":
-            raise ConfigError(
-                f"${_SLURM_TASKS}", tasks, "one task per node: srun --ntasks-per-node=1"
-            )
+            text = "one task per node: srun --ntasks-per-node=1"
+            raise ConfigError(f"${_SLURM_TASKS}", tasks, text)
     if text is None:
         return None
     if not _is_number(text) or int(text) >= wanted:
@@ -263,9 +259,8 @@ def _seconds(text: str | None) -> float:
     except ValueError:
         seconds = math.nan
     if not 1 <= seconds <= _MAX_SECONDS:
-        raise ConfigError(
-            "--rendezvous-timeout", text, f"must be from 1 to {_MAX_SECONDS:g} seconds"
-        )
+        allowed = f"must be from 1 to {_MAX_SECONDS:g} seconds"
+        raise ConfigError("--rendezvous-timeout", text, allowed)
     return seconds
 
 
@@ -408,10 +403,7 @@ def write_first_file(arguments: argparse.Namespace) -> int:
     look = check_pictures(config, root, known=look.inspection)
     about = first_file.summary(config, len(look.inspection.used), look.steps, machine)
     text = first_file.file_text(name, run, config, about, machine, base)
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
+    write_text(file, text)
     print(f"{file}: {about}")
     unrepeated = config.data.model_copy(update={"repeats": 1})  # nobody asked for the others
     notes = [*first_file.caption_notes(config, look.inspection), repeats_note(unrepeated, root)]

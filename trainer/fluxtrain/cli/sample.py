@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ def add(commands: Commands) -> None:
 
 def action(arguments: argparse.Namespace) -> int:
     """Run the sample task, which is the same in a cluster."""
-    from fluxtrain.adapter.opening import open_model
+    from fluxtrain.adapter.opening import checkpoint_of, open_model
     from fluxtrain.sample.task import set_aside
+    from fluxtrain.state.run_state import read_config
 
     require_processes(arguments.processes)
     refuse_variables(os.environ, arguments.processes)
@@ -88,11 +90,13 @@ def action(arguments: argparse.Namespace) -> int:
         arguments.output.resolve(), arguments.data.resolve(), arguments.models.resolve()
     )
     model = open_model(arguments.weights, paths.models).model
+    checkpoint = checkpoint_of(arguments.weights)
+    trained = None if checkpoint is None else read_config(checkpoint)
     run: dict[str, Any] = {
-        **_settings(arguments, model.guidance_embed),
+        **_settings(arguments.preset, trained, model.guidance_embed),
         "task": "sample",
         "adapter": None,  # a preset of LoRAs has one; their file is part of the weights
-        "model": model.model_dump(mode="json") | _condition(arguments, model),
+        "model": model.model_dump(mode="json") | _condition(arguments.control, trained, model),
         "initial_weights": str(arguments.weights.resolve()),
         "added_adapters": added_adapters(arguments),
         "logging": {"metrics_port": 0},
@@ -111,31 +115,24 @@ def action(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _condition(arguments: argparse.Namespace, model: ModelConfig) -> dict[str, str]:
+def _condition(
+    control: Path | None, trained: Mapping[str, Any] | None, model: ModelConfig
+) -> dict[str, str]:
     """Return that weights of dev's layout are Kontext's, if their run was, or they are to edit a picture."""
-    from fluxtrain.adapter.opening import checkpoint_of
-    from fluxtrain.state.run_state import read_config
-
-    checkpoint = checkpoint_of(arguments.weights)
-    trained = {} if checkpoint is None else read_config(checkpoint)["model"]
-    is_kontext = arguments.control is not None or trained.get("condition") == "kontext"
+    was_kontext = trained is not None and trained["model"].get("condition") == "kontext"
+    is_kontext = control is not None or was_kontext
     return {"condition": "kontext"} if is_kontext and model.condition == "none" else {}
 
 
-def _settings(arguments: argparse.Namespace, is_dev: bool) -> dict[str, Any]:
+def _settings(
+    preset: str | None, trained: Mapping[str, Any] | None, is_dev: bool
+) -> dict[str, Any]:
     """Return the preset, and the run's sizes, encoders and sampling if the weights are of a run."""
-    from fluxtrain.adapter.opening import checkpoint_of
-    from fluxtrain.state.run_state import read_config
-
-    if arguments.preset:
-        return {"preset": arguments.preset}
-    checkpoint = checkpoint_of(arguments.weights)
-    if checkpoint is None:
-        return {"preset": "dev-finetune" if is_dev else "mlperf-schnell"}
-    config = read_config(checkpoint)
-    kept: dict[str, Any] = {key: config[key] for key in ("preset", "seed", "encoders", "precision")}
+    if preset or trained is None:
+        return {"preset": preset or ("dev-finetune" if is_dev else "mlperf-schnell")}
+    kept = {key: trained[key] for key in ("preset", "seed", "encoders", "precision")}
     for section, fields in _OF_THE_RUN.items():
-        kept[section] = {field: config[section][field] for field in fields}
+        kept[section] = {field: trained[section][field] for field in fields}
     return kept
 
 

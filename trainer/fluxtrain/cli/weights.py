@@ -24,6 +24,7 @@ from fluxtrain.runtime.progress import counted
 if TYPE_CHECKING:
     from fluxtrain.adapter.file import AdapterFile
     from fluxtrain.adapter.updates import Adapter
+    from fluxtrain.weights import Weights
 
 
 def add_export(commands: Commands) -> None:
@@ -45,27 +46,32 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
+    from fluxtrain.adapter.merge import MergedWeights
     from fluxtrain.adapter.opening import open_adapter, open_model
-    from fluxtrain.runtime.progress_bar import ProgressBar
-    from fluxtrain.weights.writer import DTYPES, write_weights
 
     _check_weights_target(arguments)
     strength = strength_of(arguments)
-    weights, dtype = open_model(arguments.source, arguments.models), DTYPES[arguments.dtype]
+    weights = open_model(arguments.source, arguments.models)
     if arguments.adapter:
         skip = arguments.skip_unknown
         added = [(open_adapter(each, skip), strength) for each in arguments.adapter]
         weights = MergedWeights(weights, added)
+    print(f"{_write_weights(arguments, weights)}, read again and compared")
+    return EXIT_OK
+
+
+def _write_weights(arguments: argparse.Namespace, weights: Weights) -> str:
+    """Write ``weights``, and print what of adapters is not in them; return what was written."""
+    from fluxtrain.adapter.merge import left_out, skipped
+    from fluxtrain.runtime.progress_bar import ProgressBar
+    from fluxtrain.weights.writer import DTYPES, write_weights
+
     for text in filter(None, (*skipped(weights), left_out(weights))):
         print(one_line(text))
-    with ProgressBar(str(arguments.output), unit="B") as bar:
-        written = write_weights(
-            weights, arguments.output, arguments.to, dtype, report_bytes=bar.advance
-        )
-    num = written // dtype.itemsize
-    print(f"{arguments.output}: {num:,} parameters, {written:,} bytes, read again and compared")
-    return EXIT_OK
+    dtype, output = DTYPES[arguments.dtype], arguments.output
+    with ProgressBar(str(output), unit="B") as bar:
+        written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.advance)
+    return f"{output}: {written // dtype.itemsize:,} parameters, {written:,} bytes"
 
 
 def add_import(commands: Commands) -> None:
@@ -125,22 +131,14 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    _check_target(arguments)
-    file = _open(arguments.source, arguments.skip_unknown)
-    _print_ignored(file)
-    if file.skipped:
-        print(file.skipped)
+    file = _open(arguments)
     return _write(arguments, file.adapter, file)
 
 
 def _resize(arguments: argparse.Namespace) -> int:
-    from fluxtrain.adapter.updates import is_dora
+    from fluxtrain.adapter.updates import is_dora, low_rank
 
-    _check_target(arguments)
-    file = _open(arguments.source, arguments.skip_unknown)
-    _print_ignored(file)
-    if file.skipped:
-        print(file.skipped)
+    file = _open(arguments)
     if is_dora(file.adapter):
         text = "its magnitudes (DoRA) belong to updates of their own rank; merge it, and extract a LoRA"
         raise DataError(f"{file.path}: {text}")
@@ -157,8 +155,6 @@ def _resize(arguments: argparse.Namespace) -> int:
     print(
         f"rank {arguments.rank} keeps {1 - rest / max(squares, 1e-30):.2%} of the squared updates"
     )
-    from fluxtrain.adapter.updates import low_rank
-
     ranks = [update.rank for update in low_rank(adapter).values() if update.rank < arguments.rank]
     if ranks:
         kept = ", ".join(map(str, sorted(set(ranks))))
@@ -185,39 +181,39 @@ def _extract(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    from fluxtrain.adapter.merge import MergedWeights, left_out, skipped
-    from fluxtrain.runtime.progress_bar import ProgressBar
-    from fluxtrain.weights import open_weights, write_weights
-    from fluxtrain.weights.writer import DTYPES
+    from fluxtrain.adapter.merge import MergedWeights
+    from fluxtrain.adapter.opening import open_adapter
+    from fluxtrain.weights import open_weights
 
     _check_weights_target(arguments)
-    files = [_open(source, arguments.skip_unknown) for source in arguments.sources]
+    files = [open_adapter(source, arguments.skip_unknown) for source in arguments.sources]
     for file in files:
         _print_ignored(file)
     added = [(file, arguments.strength) for file in files]
-    weights = MergedWeights(open_weights(arguments.weights), added)
-    for text in filter(None, (*skipped(weights), left_out(weights))):
-        print(one_line(text))
-    dtype, output = DTYPES[arguments.dtype], arguments.output
-    with ProgressBar(str(output), unit="B") as bar:
-        written = write_weights(weights, output, arguments.to, dtype, report_bytes=bar.advance)
-    print(f"{output}: {written // dtype.itemsize:,} parameters, {written:,} bytes")
+    print(_write_weights(arguments, MergedWeights(open_weights(arguments.weights), added)))
     return EXIT_OK
 
 
 def _info(arguments: argparse.Namespace) -> int:
     from fluxtrain.adapter.file import describe, describe_file
+    from fluxtrain.adapter.opening import open_adapter
 
     source = arguments.source
-    for name, value in describe(_open(source)) if source.is_dir() else describe_file(source):
+    for name, value in describe(open_adapter(source)) if source.is_dir() else describe_file(source):
         print(one_line(f"{name + ':':<14} {value}"))
     return EXIT_OK
 
 
-def _open(source: Path, skip_unknown: bool = False) -> AdapterFile:
+def _open(arguments: argparse.Namespace) -> AdapterFile:
+    """Return the source, if the target can be written, and print what of it is left out."""
     from fluxtrain.adapter.opening import open_adapter
 
-    return open_adapter(source, skip_unknown)
+    _check_target(arguments)
+    file = open_adapter(arguments.source, arguments.skip_unknown)
+    _print_ignored(file)
+    if file.skipped:
+        print(file.skipped)
+    return file
 
 
 def _write(
