@@ -435,14 +435,14 @@ class GpuVariable:
     """A variable that GPUs, collectives or torch read, and what others set it to; None: nothing."""
 
     name: str
-    ours: str | None
-    entry: str | None
-    """In config_MI325X_08x08x32.sh of AMD's FLUX.1 entry in MLPerf Training v6.0."""
-    primus: str | None
-    """In runner/helpers/envs/base_env.sh of AMD's Primus."""
-    fluxbenchmark: str | None
-    """In the published commands of AMD's FluxBenchmark."""
     effect: str
+    ours: str | None = None
+    entry: str | None = None
+    """In config_MI325X_08x08x32.sh of AMD's FLUX.1 entry in MLPerf Training v6.0."""
+    primus: str | None = None
+    """In runner/helpers/envs/base_env.sh of AMD's Primus."""
+    fluxbenchmark: str | None = None
+    """In the published commands of AMD's FluxBenchmark."""
     for_all: bool = False
     """Whether it is set for GPUs of other vendors too."""
 
@@ -459,37 +459,26 @@ class GpuVariable:
 
 GPU_VARIABLES = (
     GpuVariable(
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        None,
-        None,
-        "1",
-        None,
-        "1 delays FSDP2's reduce-scatters",
-        True,
-    ),
-    GpuVariable("GPU_MAX_HW_QUEUES", None, None, "2", "8", "queues of a GPU; ROCm has 4"),
-    GpuVariable("HSA_NO_SCRATCH_RECLAIM", "1", "1", "0", None, "a queue keeps its scratch memory"),
-    GpuVariable("NCCL_CROSS_NIC", "0", None, "0", None, "each GPU uses the NIC of its rail"),
-    GpuVariable("NCCL_PXN_DISABLE", "0", "0", "1", None, "0: messages may take another GPU's NIC"),
-    GpuVariable("TORCH_BLAS_PREFER_HIPBLASLT", "1", "1", None, None, "products by hipBLASLt"),
-    GpuVariable(
-        "TORCH_NCCL_DUMP_ON_TIMEOUT",
-        "1",
-        None,
-        None,
-        None,
-        "a hung collective leaves a record",
-        True,
+        "CUDA_DEVICE_MAX_CONNECTIONS", "1 delays FSDP2's reduce-scatters", primus="1", for_all=True
     ),
     GpuVariable(
-        "TORCH_NCCL_HIGH_PRIORITY", "1", None, "1", "0", "collectives precede waiting compute", True
+        "GPU_MAX_HW_QUEUES", "queues of a GPU; ROCm has 4", primus="2", fluxbenchmark="8"
     ),
-    GpuVariable("ROCBLAS_USE_HIPBLASLT", None, None, None, "1", "rocBLAS passes products on"),
-    GpuVariable("DISABLE_ADDMM_CUDA_LT", None, None, None, "0", "addmm by hipBLASLt; torch does"),
+    GpuVariable("HSA_NO_SCRATCH_RECLAIM", "a queue keeps its scratch memory", "1", "1", "0"),
+    GpuVariable("NCCL_CROSS_NIC", "each GPU uses the NIC of its rail", "0", primus="0"),
+    GpuVariable("NCCL_PXN_DISABLE", "0: messages may take another GPU's NIC", "0", "0", "1"),
+    GpuVariable("TORCH_BLAS_PREFER_HIPBLASLT", "products by hipBLASLt", "1", "1"),
     GpuVariable(
-        "HIP_FORCE_DEV_KERNARG", None, None, None, "1", "kernels' arguments lie in the GPU"
+        "TORCH_NCCL_DUMP_ON_TIMEOUT", "a hung collective leaves a record", "1", for_all=True
     ),
-)
+    GpuVariable(
+        "TORCH_NCCL_HIGH_PRIORITY", "collectives precede waiting compute", "1",
+        primus="1", fluxbenchmark="0", for_all=True,
+    ),
+    GpuVariable("ROCBLAS_USE_HIPBLASLT", "rocBLAS passes products on", fluxbenchmark="1"),
+    GpuVariable("DISABLE_ADDMM_CUDA_LT", "addmm by hipBLASLt; torch does", fluxbenchmark="0"),
+    GpuVariable("HIP_FORCE_DEV_KERNARG", "kernels' arguments lie in the GPU", fluxbenchmark="1"),
+)  # fmt: skip
 """Where AMD's recipes differ, ours follow its FLUX.1 entry, the fastest that is published for MI325X."""
 
 

@@ -78,21 +78,7 @@ for _kind in (_Loader, _Dumper):
 
 def load_job(path: Path) -> FluxTraining:
     """Return the job in ``path``; raise ConfigError naming the line or every wrong field."""
-    if path.suffix in _FOREIGN:
-        text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
-        raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
-    if path.is_dir():
-        text = f"is a folder; of pictures, fluxtrain init {shlex.quote(str(path))} writes a file"
-        raise ConfigError(str(path), UNSET, text)
-    if (mimetypes.guess_type(path.name)[0] or "").startswith("image/"):
-        text = f"is a picture; fluxtrain init {shlex.quote(str(path.parent))} writes a file for its folder"
-        raise ConfigError(str(path), UNSET, text)
-    if path.suffix == ".safetensors":
-        text = "holds weights; spec.run.initial_weights of a FluxTraining names them to train, and "
-        text += f"fluxtrain sample {shlex.quote(str(path))} makes images with them"
-        raise ConfigError(str(path), UNSET, text)
-    if not path.exists():
-        text = f"cannot be read (No such file or directory){_instead(path)}"
+    if text := _no_file(path):
         raise ConfigError(str(path), UNSET, text)
     values = parse_yaml(read_text(path), str(path))
     text = "must be one FluxTraining, a mapping with apiVersion and kind"
@@ -103,6 +89,23 @@ def load_job(path: Path) -> FluxTraining:
             raise ConfigError(str(path), UNSET, BARE_RUN)
         raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
     return validate(FluxTraining, values, "")
+
+
+def _no_file(path: Path) -> str:
+    """Return why ``path`` is not read, and what to do instead; "" if it is."""
+    given = shlex.quote(str(path))
+    if path.suffix in _FOREIGN:
+        text = "must be a FluxTraining, as YAML; docs/coming-from.md has what replaces torchtitan's keys"
+        return f"{text}; {_import(path)}"
+    if path.is_dir():
+        return f"is a folder; of pictures, fluxtrain init {given} writes a file"
+    if (mimetypes.guess_type(path.name)[0] or "").startswith("image/"):
+        folder = shlex.quote(str(path.parent))
+        return f"is a picture; fluxtrain init {folder} writes a file for its folder"
+    if path.suffix == ".safetensors":
+        text = "holds weights; spec.run.initial_weights of a FluxTraining names them to train, and "
+        return f"{text}fluxtrain sample {given} makes images with them"
+    return "" if path.exists() else f"cannot be read (No such file or directory){_instead(path)}"
 
 
 _FOREIGN = {".toml", ".env", ".sh"}

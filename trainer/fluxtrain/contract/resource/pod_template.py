@@ -21,9 +21,6 @@ from fluxtrain.contract.model_base import (
     Subdomain,
 )
 
-# spec.resources: CPU and memory of both containers, and the size of the training pods' shared memory.
-
-
 _SUFFIXES = {
     "": Decimal(1),
     "m": Decimal("0.001"),

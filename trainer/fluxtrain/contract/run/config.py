@@ -35,7 +35,7 @@ from fluxtrain.contract.run.adapter import (
     AdapterFileConfig,
     AddedAdapter,
 )
-from fluxtrain.contract.run.data import PIXELS_PER_TOKEN, DataConfig
+from fluxtrain.contract.run.data import DataConfig, Side
 from fluxtrain.contract.run.model import CONDITIONS, DEPTHS, ModelConfig
 from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ScheduleConfig
 from fluxtrain.contract.run.precision import (
@@ -51,9 +51,6 @@ from fluxtrain.contract.run.precision import (
 )
 from fluxtrain.contract.run.presets import MLPERF_EVALUATION_SAMPLES, PRESETS
 from fluxtrain.errors import ConfigError
-
-# WandbConfig, ``spec.run.logging.wandb``: a run at Weights & Biases.
-
 
 _Project = Annotated[
     str,
@@ -112,10 +109,7 @@ class PreflightConfig(StrictModel):
     exchange between two nodes that takes half of it has timed out."""
 
 
-_Sizes = Annotated[
-    list[Annotated[int, Field(ge=16, le=32_768, multiple_of=PIXELS_PER_TOKEN)]],
-    Field(max_length=16),
-]
+_Sizes = Annotated[list[Side], Field(max_length=16)]
 _Lengths = Annotated[list[Annotated[int, Field(ge=1, le=8192)]], Field(max_length=16)]
 _Batches = Annotated[list[Annotated[int, Field(ge=1, le=65_536)]], Field(max_length=64)]
 
@@ -581,19 +575,16 @@ def require_replicas(config: RunConfig, rank_counts: Sequence[int]) -> None:
         raise ConfigError("spec.run.parallel.dp_replicate", requested, text)
 
 
-# The immutable fields of ``spec.run``, marked IMMUTABLE in config.py: they determine what is
-# computed.
-#
-# A resume from a checkpoint with other values is refused, as is a change through the API server.
-
-
 IMMUTABLE_PATHS = tuple(field.path for field in iter_fields(RunConfig) if field.immutable)
-"""The fields that determine the result; the others are paths, resources and intervals."""
+"""The fields that determine the result; the others are paths, resources and intervals.
+
+A resume from a checkpoint with other values is refused, as is a change through the API server.
+"""
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
     """Return the value at ``path`` in nested mappings, None if it is missing."""
-    current: Any = values
+    value: Any = values
     for name in path.split("."):
-        current = current.get(name) if isinstance(current, Mapping) else None
-    return current
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -22,9 +22,6 @@ from fluxtrain.contract.model_base import (
 )
 from fluxtrain.errors import SECRET_QUERY
 
-# DownloadConfig, ``spec.run.data.download``, and the URLs that data may have.
-
-
 _READ = r"^(https?://[^/?#]+/|(s3|gs|az)://[^/?#]+(/|$)|hf://datasets/[^/?#]+/[^/?#]+)"
 _USER = r"^[^:]*://[^/?#]*@"
 
@@ -56,10 +53,10 @@ def url_rules(field: str) -> tuple[Rule, ...]:
 
 def url_fault(url: str) -> str | None:
     """Return what ``url`` must be and is not, or None; `url_rules` has the same for fields."""
-    for pattern, message, wanted in _PATTERNS:
-        if bool(re.search(pattern, url)) != wanted:
-            return message
-    return None
+    faults = (
+        text for pattern, text, wanted in _PATTERNS if bool(re.search(pattern, url)) != wanted
+    )
+    return next(faults, None)
 
 
 _PATTERNS = (
@@ -409,7 +406,7 @@ class DataConfig(StrictModel):
     order: Annotated[Literal["shuffled", "sequential"], IMMUTABLE] = "shuffled"
     """Order of the training samples: a new permutation in each epoch, drawn from the seed, or the data set's
     own in all epochs, as MLPerf's reference reads them."""
-    image_size: Annotated[int, Field(ge=16, le=32_768, multiple_of=16), IMMUTABLE] = 256
+    image_size: Annotated[Side, IMMUTABLE] = 256
     """Side length of the square images in pixels; 8 times ``latent_size`` where only that is given."""
     latent_size: Annotated[int, Field(ge=2, le=4096, multiple_of=2), IMMUTABLE] = 32
     """Side length of the latents: an eighth of ``image_size``, which is enough to give."""

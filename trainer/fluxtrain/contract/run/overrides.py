@@ -246,13 +246,12 @@ OPTIONS: Mapping[str, Replacement] = {
 
 VARIABLES: Mapping[str, Replacement] = {
     "NGPU": Replacement(("processes",), "the default is all GPUs that torch sees"),
-    "CONFIG_FILE": Replacement(
-        (), "the first argument is a FluxTraining, as YAML, not torchtitan's TOML",
-        applies_to=r".*\.toml",
-    ),
-    "CONFIG": Replacement(
-        (), "the first argument is a FluxTraining, as YAML, not torchtitan's TOML",
-        applies_to=r".*\.toml",
+    **dict.fromkeys(
+        ("CONFIG_FILE", "CONFIG"),
+        Replacement(
+            (), "the first argument is a FluxTraining, as YAML, not torchtitan's TOML",
+            applies_to=r".*\.toml",
+        ),
     ),
     "ENABLE_CHECKPOINTING": Replacement(
         ("checkpoint.every_steps",), "checkpoints are always on; 0 saves only at the end",

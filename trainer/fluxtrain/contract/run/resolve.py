@@ -26,7 +26,9 @@ def resolve(run: Mapping[str, Any], at: str = "spec.run") -> RunConfig:
     config = validate(RunConfig, with_preset(run), at)
     closed_division.require_allowed(config, at)
     require_schedule(run, config, at)
-    _require_number(config, at)
+    if config.parallel.micro_batch_size == AUTO and config.task != "train":
+        text = "must be a number unless task is train, which finds one"
+        raise ConfigError(f"{at}.parallel.micro_batch_size", AUTO, text)
     require_adaptable(config, at)
     require_buckets(config, at)
     require_data(config, at)
@@ -166,12 +168,6 @@ def _require_side(buckets: BucketsConfig, side: int, path: str) -> None:
             "if it has no resolutions"
         )
         raise ConfigError(path, side, text)
-
-
-def _require_number(config: RunConfig, at: str) -> None:
-    if config.parallel.micro_batch_size == AUTO and config.task != "train":
-        text = "must be a number unless task is train, which finds one"
-        raise ConfigError(f"{at}.parallel.micro_batch_size", AUTO, text)
 
 
 _TASKS = ("train", "benchmark")
