@@ -59,21 +59,14 @@ def test_the_file_overrides_the_preset_and_the_command_line_overrides_both() -> 
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        *[
+        *(
             ("1e-4", 1e-4),
             ("2e5", 2e5),
-            ("1_000", 1000),
             ("2026-01-01", "2026-01-01"),
-            ("on", True),
-        ],
-        *[
-            ("0", 0),
-            ("-7", -7),
-            ("0x1f", 31),
-            ("017", 15),
-            ("0b11", 3),
             ("1:30", "1:30"),
-        ],
+            ("on", True),
+        ),
+        *(("0", 0), ("-7", -7), ("0x1f", 31), ("017", 15), ("0b11", 3), ("1_000", 1000)),
     ],
 )
 def test_scalars_are_parsed_as_in_kubernetes(text: str, value: object) -> None:

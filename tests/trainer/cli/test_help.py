@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.paths import MICRO
 
 from fluxtrain.cli import commands, main
 from fluxtrain.contract.model_base import iter_fields
@@ -145,27 +144,3 @@ def test_help_names_the_required_output(command: str, capsys: pytest.CaptureFixt
     text = " ".join(help_text(capsys, command, "--help").split())
     options = text.partition(" options: ")[2]
     assert "(required)" in options.partition("--output OUTPUT ")[2].partition(" --")[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
-        (["run", str(MICRO), "--output", ""], "--output"),
-        (["run", str(MICRO), "--output="], "--output"),
-        (["run", str(MICRO), "--data", ""], "--data"),
-        (["run", ""], "FILE"),
-        (["sample", "weights", "--output="], "--output"),
-        (["export", "run", "--output="], "--output"),
-        (["import", "", "--output=x"], "SOURCE"),
-        (["mlperf", "package", "run", "--output="], "--output"),
-        (["convert", "source", "", "--to=arrow"], "TARGET"),
-        (["prepare", "coco", "--images=x", "--captions=y", "--output="], "--output"),
-    ],
-)
-def test_an_empty_path_is_refused(
-    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main(arguments)
-    assert exited.value.code == EXIT_USAGE
-    assert capsys.readouterr().err == f"fluxtrain: error: {option}: must not be empty\n"

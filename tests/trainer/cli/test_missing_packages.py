@@ -75,9 +75,7 @@ stacks
 """
 
 
-def without_packages(
-    code: str, text: str = "", *installed: str
-) -> subprocess.CompletedProcess[str]:
+def without_packages(code: str, text: str = "") -> subprocess.CompletedProcess[str]:
     code = HIDDEN.format(installed=PLAIN) + code
     return subprocess.run(
         [sys.executable, "-c", code],

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.paths import ROOT
+from tests.paths import MICRO, ROOT
 
 from fluxtrain.cli import main
 from fluxtrain.cli.arguments import job_name, path
@@ -23,20 +23,30 @@ from fluxtrain.runtime import program
 MLPERF = str(ROOT / "examples" / "mlperf-schnell.yaml")
 
 
+def refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what ``fluxtrain`` says of a ``command`` that it does not take, in one line."""
+    try:
+        code: object = main(command)
+    except SystemExit as exited:  # of argparse
+        code = exited.code
+    assert code == EXIT_USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fluxtrain: error: ")
+    return line
+
+
 @pytest.mark.parametrize("number", [0, -3, 1025])
-@pytest.mark.parametrize(
-    "command",
-    [("run", str(ROOT / "examples" / "micro.yaml")), ("sample", "absent", "--output=x")],
-)
+@pytest.mark.parametrize("command", [f"run {MICRO}", "sample absent --output=x"])
 def test_a_number_of_processes_out_of_range_is_refused(
-    command: tuple[str, ...], number: int, capsys: pytest.CaptureFixture[str]
+    command: str, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, f"--processes={number}"]) == EXIT_USAGE
-    error = f"--processes: got {number}; must be between 1 and 1024"
-    assert error in capsys.readouterr().err
+    error = refused([*command.split(), f"--processes={number}"], capsys)
+    assert f"--processes: got {number}; must be between 1 and 1024" in error
 
 
 WHOLE, REAL = "must be a whole number", "must be a number"
+STRENGTH = "must be a number from -1000 to 1000"
+MERGE, SAMPLE = "adapter merge a b --output=c", "sample weights --adapter lora --output=x"
 NUMBERS = [
     ("data check toys --image-size", WHOLE),
     ("data pack toys packed --shard-size", WHOLE),
@@ -47,7 +57,7 @@ NUMBERS = [
     ("import-config a.toml --gpus", WHOLE),
     ("import-config a.toml --epoch-samples", WHOLE),
     ("adapter resize a --output=b --rank", WHOLE),
-    ("adapter merge a b --output=c --strength", "must be a number from -1000 to 1000"),
+    (f"{MERGE} --strength", STRENGTH),
     ("mlperf campaign a.yaml --runs", WHOLE),
     ("mlperf campaign a.yaml --parallel", WHOLE),
     ("prepare coco --workers", "must be a whole number, 1 or more"),
@@ -59,30 +69,17 @@ def test_an_option_that_is_no_number_is_one_line(
     command: str, allowed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = command.split()
-    with pytest.raises(SystemExit) as exited:
-        main([*arguments, "abc\n"])
-    assert exited.value.code == EXIT_USAGE
-    expected = f"fluxtrain: error: {arguments[-1]}: got 'abc\\n'; {allowed}\n"
-    assert capsys.readouterr().err == expected
+    expected = f"fluxtrain: error: {arguments[-1]}: got 'abc\\n'; {allowed}"
+    assert refused([*arguments, "abc\n"], capsys) == expected
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("adapter resize a", "required: --rank, --output; see fluxtrain adapter resize --help"),
-        ("adapter shrink a", "COMMAND: invalid choice: 'shrink' (choose from "),
-        ("data check toys --json=1", "--json: ignored explicit argument '1'"),
-    ],
-)
-def test_what_argparse_refuses_is_one_line(
-    command: str, says: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", [MERGE, SAMPLE])
+@pytest.mark.parametrize("value", ["nan", "inf", "1e39", "-1000.5", "strong"])
+def test_a_strength_that_is_no_usable_number_is_refused(
+    command: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main(command.split())
-    assert exited.value.code == EXIT_USAGE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fluxtrain: error: ")
-    assert says in line
+    error = refused([*command.split(), "--strength", value], capsys)
+    assert f"--strength: got '{value}'; {STRENGTH}" in error
 
 
 LONG = "x" * 300
@@ -103,15 +100,36 @@ CAMPAIGN = f"mlperf campaign {MLPERF}"
         ("mlperf campaign status a --apply", "--apply: is an option of campaign FILE"),
         (f"plan {MLPERF} --gpu=", "--gpu: must not be empty"),
         ("mlperf campaign status --selector=", "--selector: must not be empty"),
+        ("adapter resize a", "required: --rank, --output; see fluxtrain adapter resize --help"),
+        ("adapter shrink a", "COMMAND: invalid choice: 'shrink' (choose from "),
+        ("data check toys --json=1", "--json: ignored explicit argument '1'"),
     ],
 )
 def test_what_a_command_does_not_take_is_one_line(
     command: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command.split()) == EXIT_USAGE
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fluxtrain: error: ")
-    assert says in line
+    assert says in refused(command.split(), capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["run", str(MICRO), "--output", ""], "--output"),
+        (["run", str(MICRO), "--output="], "--output"),
+        (["run", str(MICRO), "--data", ""], "--data"),
+        (["run", ""], "FILE"),
+        (["sample", "weights", "--output="], "--output"),
+        (["export", "run", "--output="], "--output"),
+        (["import", "", "--output=x"], "SOURCE"),
+        (["mlperf", "package", "run", "--output="], "--output"),
+        (["convert", "source", "", "--to=arrow"], "TARGET"),
+        (["prepare", "coco", "--images=x", "--captions=y", "--output="], "--output"),
+    ],
+)
+def test_an_empty_path_is_refused(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(arguments, capsys) == f"fluxtrain: error: {option}: must not be empty"
 
 
 def test_a_folder_that_may_not_be_read_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,22 +161,6 @@ def test_a_plan_as_json_prints_nothing_else(capsys: pytest.CaptureFixture[str]) 
     output = capsys.readouterr()
     assert output.err == ""
     assert json.loads(output.out)["global_batch_size"] == 512
-
-
-MERGE = ("adapter", "merge", "weights", "lora", "--output", "merged")
-SAMPLE = ("sample", "weights", "--adapter", "lora")
-
-
-@pytest.mark.parametrize("command", [MERGE, SAMPLE])
-@pytest.mark.parametrize("value", ["nan", "inf", "1e39", "-1000.5", "strong"])
-def test_a_strength_that_is_no_usable_number_is_refused(
-    command: tuple[str, ...], value: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main([*command, "--strength", value])
-    assert exited.value.code == 2
-    expected = f"--strength: got '{value}'; must be a number from -1000 to 1000"
-    assert expected in capsys.readouterr().err
 
 
 def test_a_closed_run_without_its_data_ends_before_the_model_is_made(tmp_path: Path) -> None:

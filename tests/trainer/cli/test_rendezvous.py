@@ -30,25 +30,22 @@ def test_options_within_their_bounds_reach_the_service(
 
 
 @pytest.mark.parametrize(
-    ("text", "ended"), [("", (0, 0)), ("1:3", (1, 3)), ("2147483647:0", (2**31 - 1, 0))]
+    ("option", "ended", "places"),
+    [
+        ("--ended=", (0, 0), {}),
+        ("--ended=1:3", (1, 3), {}),
+        ("--ended=2147483647:0", (2**31 - 1, 0), {}),
+        ("--places=", (0, 0), {}),
+        (f"--places={A},{B};{C}", (0, 0), {A: 0, B: 0, C: 1}),
+    ],
 )
-def test_the_generation_that_must_end_reaches_the_service(
-    monkeypatch: pytest.MonkeyPatch, text: str, ended: tuple[int, int]
+def test_the_generation_that_must_end_and_the_places_of_nodes_reach_the_service(
+    monkeypatch: pytest.MonkeyPatch, option: str, ended: tuple[int, int], places: dict[str, int]
 ) -> None:
     calls: list[tuple[object, ...]] = []
     monkeypatch.setattr(service, "run", lambda *arguments: calls.append(arguments))
-    assert main(["rendezvous", "--nodes=1:2", "--key=key", f"--ended={text}"]) == 0
-    assert calls[0][-2] == ended
-
-
-@pytest.mark.parametrize(("text", "places"), [("", {}), (f"{A},{B};{C}", {A: 0, B: 0, C: 1})])
-def test_the_places_of_nodes_reach_the_service(
-    monkeypatch: pytest.MonkeyPatch, text: str, places: dict[str, int]
-) -> None:
-    calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(service, "run", lambda *arguments: calls.append(arguments))
-    assert main(["rendezvous", "--nodes=1:2", "--key=key", f"--places={text}"]) == 0
-    assert calls[0][-1] == places
+    assert main(["rendezvous", "--nodes=1:2", "--key=key", option]) == 0
+    assert calls[0][-2:] == (ended, places)
 
 
 @pytest.mark.parametrize(
