@@ -37,7 +37,7 @@ class StraightLineModel:
 def sample(steps: int, cfg_scale: float, offset: float = 0.0, **encoders: float) -> Tensor:
     config = resolve({"preset": "micro", "encoders": encoders})
     model: Any = StraightLineModel(torch.full(SHAPE, 0.25), config)
-    noise = initial_noise(1, 3, SHAPE)
+    noise = torch.stack([initial_noise(1, index, SHAPE) for index in range(3)])
     prompts = (torch.zeros(3, 1, 1), torch.full((3, 1), offset))
     empty = (torch.zeros(3, 1, 1), torch.zeros(3, 1))
     sampling = SamplingConfig(num_steps=steps, cfg_scale=cfg_scale)
@@ -61,9 +61,11 @@ def test_latents_have_the_autoencoders_scale_and_shift() -> None:
     torch.testing.assert_close(latents, torch.full((3, *SHAPE), 0.25 / 0.5 + 0.1))
 
 
-def test_the_noise_of_an_image_does_not_depend_on_the_count() -> None:
-    assert torch.equal(initial_noise(7, 5, SHAPE)[:2], initial_noise(7, 2, SHAPE))
-    assert not torch.equal(initial_noise(7, 2, SHAPE), initial_noise(8, 2, SHAPE))
+def test_the_noise_of_an_image_depends_on_seed_and_number() -> None:
+    noise = initial_noise(7, 1, SHAPE)
+    assert torch.equal(noise, initial_noise(7, 1, SHAPE))
+    assert not torch.equal(noise, initial_noise(8, 1, SHAPE))
+    assert not torch.equal(noise, initial_noise(7, 2, SHAPE))
 
 
 def test_pixels_are_rounded_and_clamped() -> None:

@@ -27,7 +27,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -106,21 +106,19 @@ def read_cleaned_tar(staging: StagingDir, name: str) -> CleanedTar | None:
     return record if not record.kept or (staging.path / name).exists() else None
 
 
-def keep_only(
-    name: str, staging: StagingDir, record: CleanedTar, includes: Callable[[int], bool]
-) -> None:
-    """Rewrite the cleaned tar ``name`` with only the samples whose positions are included.
+def _keep_only(selection: TarSelection, staging: StagingDir) -> None:
+    """Rewrite the cleaned tar of ``selection`` with its samples only.
 
     The record is removed first: without it the tar is cleaned again if this is interrupted.
     """
-    keep = [includes(position) for position in record.kept]
+    name, kept = selection.tar, _require_cleaned(staging, selection.tar).kept
+    keep = [position < selection.end and position not in selection.listed for position in kept]
     if all(keep):
         return
     _record_path(staging, name).unlink(missing_ok=True)
-    tar = staging.path / name
-    with open_raw_tar(tar) as cleaned, _writing(name, staging) as writer:
-        for sample, kept in zip(cleaned.samples(), keep, strict=True):
-            if kept and sample.image and sample.caption:
+    with open_raw_tar(staging.path / name) as cleaned, _writing(name, staging) as writer:
+        for sample, is_kept in zip(cleaned.samples(), keep, strict=True):
+            if is_kept and sample.image and sample.caption:
                 caption = cleaned.read(sample.caption).decode()
                 writer.add(sample.key, cleaned.read(sample.image), "png", caption)
 
@@ -222,15 +220,13 @@ def _clean_image(content: bytes) -> bytes:
         if min(width, height) < SIZE:
             raise RejectedError(SMALL, f"{width} x {height}")
         if width * height > _MAX_PIXELS:
-            raise RejectedError(
-                UNREADABLE, f"{width} x {height} pixels, at most {_MAX_PIXELS} are decoded"
-            )
+            text = f"{width} x {height} pixels, at most {_MAX_PIXELS} are decoded"
+            raise RejectedError(UNREADABLE, text)
         image.load()
         turned: Image.Image = image
         if image.getexif().get(ExifTags.Base.Orientation) is not None:
-            turned = ImageOps.exif_transpose(
-                image
-            )  # raises if the EXIF is damaged, as the reference
+            # raises if the EXIF is damaged, as the reference
+            turned = ImageOps.exif_transpose(image)
         whole = _resize(turned)
         # half pixels are rounded to even, as in torchvision
         left, top = round((whole.width - SIZE) / 2), round((whole.height - SIZE) / 2)
@@ -347,9 +343,6 @@ class TarSelection:
     listed: frozenset[int]
     num_kept: int
 
-    def includes(self, position: int) -> bool:
-        return position < self.end and position not in self.listed
-
 
 def prepare_cc12m(
     source: Source,
@@ -461,23 +454,22 @@ def _assemble(
     for path in sorted(staging.path.glob("*.tar")):
         if path.name not in selected:
             remove(path.name, staging)
-    dropped, reasons = staging.path / "dropped.jsonl", Counter[str]()
+    dropped, reasons, found = staging.path / "dropped.jsonl", Counter[str](), set[int]()
     with atomic_write(dropped) as partial, partial.open("w", encoding="utf-8") as file:
         for selection in selections:
-            rows = list(_dropped_rows(selection, _require_cleaned(staging, selection.tar)))
+            cleaned = _require_cleaned(staging, selection.tar)
+            rows = list(_dropped_rows(selection, cleaned))
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
             reasons.update(row["reason"] for row in rows)
-    found = {
-        selection.first + row.position
-        for selection in selections
-        for row in _require_cleaned(staging, selection.tar).dropped
-        if row.reason in _PROBLEMATIC and row.position < selection.end
-    }
+            found |= {
+                selection.first + row.position
+                for row in cleaned.dropped
+                if row.reason in _PROBLEMATIC and row.position < selection.end
+            }
     with atomic_write(staging.path / FOUND) as partial:
         partial.write_text("".join(f"{index}\n" for index in sorted(found)), encoding="utf-8")
     for selection in selections:
-        cleaned = _require_cleaned(staging, selection.tar)
-        keep_only(selection.tar, staging, cleaned, selection.includes)
+        _keep_only(selection, staging)
     report: dict[str, Any] = {
         "kept": sum(selection.num_kept for selection in selections),
         "read": sum(selection.end for selection in selections),

@@ -79,8 +79,7 @@ def unpack(
             print(f"{folder / name}: its SHA-1 is right", file=sys.stderr, flush=True)
         extract(folder / ANNOTATIONS, [_CAPTIONS], folder)
         rows = subset(read_annotations(folder / _CAPTIONS), num_samples)
-        names = [f"val2014/COCO_val2014_{row.image_id:012}.jpg" for row in rows]
-        extract(folder / IMAGES, names, folder)
+        extract(folder / IMAGES, [str(image_path(Path("val2014"), row)) for row in rows], folder)
     return folder / "val2014", folder / _CAPTIONS
 
 

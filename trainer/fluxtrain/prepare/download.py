@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path, PurePosixPath
 from threading import Event
@@ -242,26 +241,23 @@ class HubDataset:
     name: str
     commit: str
 
-    def files(self, pattern: str = "*") -> list[str]:
-        """Return the paths that match ``pattern``, sorted."""
+    def files(self) -> list[str]:
         from huggingface_hub import HfApi
 
         with hub_errors(self.name):
-            paths = HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
-        return sorted(path for path in paths if fnmatch(path, pattern))
+            return HfApi().list_repo_files(self.name, repo_type="dataset", revision=self.commit)
 
     def fetch(self, path: str, folder: Path) -> Path:
         """Download the file ``path`` to ``folder``; return where it is."""
         from huggingface_hub import hf_hub_download
 
         with hub_errors(self.name):
-            return Path(
-                hf_hub_download(
-                    self.name, path, repo_type="dataset", revision=self.commit, local_dir=folder
-                )
+            local = hf_hub_download(
+                self.name, path, repo_type="dataset", revision=self.commit, local_dir=folder
             )
+        return Path(local)
 
-    def fetch_all(self, pattern: str, folder: Path, connections: int = 8) -> None:
+    def fetch_all(self, pattern: str, folder: Path, connections: int) -> None:
         """Download every file that matches ``pattern`` to ``folder``."""
         from huggingface_hub import snapshot_download
 
@@ -523,7 +519,7 @@ def open_source(given: str, client: HttpClient | None = None) -> Source:
     if given.startswith(PREFIX):
         name, _, revision = given.removeprefix(PREFIX).partition("@")
         dataset = open_hub(name, revision or "main", _INPUT_FLAG)
-        return HubSource(dataset, _by_name(given, {path: path for path in dataset.files("*.tar")}))
+        return HubSource(dataset, _by_name(given, {path: path for path in dataset.files()}))
     if is_url(given):
         client = client or HttpClient()
         entries = {entry.path: entry for entry in read_manifest(given, None, client)}

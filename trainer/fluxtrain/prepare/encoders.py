@@ -86,9 +86,8 @@ def _prepare(wanted: Mapping[str, Sequence[EncoderSource]], models: Path, force:
         if force or not folder.is_dir() or not any(folder.iterdir()):
             text = _collect(name, places, models)
         else:
-            text = _verify(
-                name, folder, models, "; fluxtrain prepare encoders --force collects it anew"
-            )
+            hint = "; fluxtrain prepare encoders --force collects it anew"
+            text = _verify(name, folder, models, hint)
         print(f"{folder}: {text}", file=sys.stderr, flush=True)
 
 
@@ -143,13 +142,9 @@ def fetch_models(
             if f"{tokenizer}/{_TOKENIZER}" in missing:
                 _fetch_to(models / str(tokenizer), place.below(folder), _TEXT_FILES)
         folders = {name.partition("/")[0] for name in missing}
-        wanted = {
-            name: [place.below(folder) for folder in parts]
-            for name, parts in PUBLISHED.items()
-            if name in folders
-        }
-        for name, places in wanted.items():
+        for name in (name for name in PUBLISHED if name in folders):
             try:
+                places = [place.below(folder) for folder in PUBLISHED[name]]
                 _prepare({name: places}, models, force=False)
             except NotThereError as error:
                 print(error, file=sys.stderr, flush=True)
@@ -217,7 +212,8 @@ def _describe(name: str, folder: Path) -> str:
     return f"{sum(tensor.numel() for tensor in state.values()):,} parameters, {len(state)} tensors"
 
 
-_CHUNK = 1 << 20
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True)
@@ -234,15 +230,14 @@ class HubFile:
         size = path.stat().st_size
         if self.size is not None and size != self.size:
             raise DataError(f"{path}: {size} bytes, on the Hub {self.size}")
-        digest = hashlib.sha256() if self.sha256 else hashlib.sha1(usedforsecurity=False)
-        if not self.sha256:
-            digest.update(f"blob {size}\0".encode())  # as git hashes files
+        as_git = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
-            while block := file.read(_CHUNK):
-                digest.update(block)
+            found = hashlib.file_digest(
+                file, "sha256" if self.sha256 else lambda: as_git
+            ).hexdigest()
         expected = self.sha256 or self.git_sha1
-        if expected is not None and digest.hexdigest() != expected:
-            raise DataError(f"{path}: its hash is {digest.hexdigest()}, on the Hub {expected}")
+        if expected is not None and found != expected:
+            raise DataError(f"{path}: its hash is {found}, on the Hub {expected}")
 
 
 @dataclass(frozen=True)
@@ -261,7 +256,7 @@ class HubModel:
         for file in self.files:
             path = PurePosixPath(file.path)
             parent = "" if str(path.parent) == "." else str(path.parent)
-            if parent != folder or not any(fnmatch(path.name, pattern) for pattern in patterns):
+            if parent != folder or not _matches(path.name, patterns):
                 continue
             with hub_errors(self.name):
                 local = Path(
@@ -286,12 +281,11 @@ def open_hub_model(name: str, revision: str, scratch: Path) -> HubModel:
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(name, revision=revision, files_metadata=True)
-    files = []
-    for each in info.siblings or ():
-        lfs = each.lfs
-        sha256 = None if lfs is None else lfs.sha256
-        files.append(HubFile(each.rfilename, each.size, sha256, each.blob_id))
-    return HubModel(name, info.sha or revision, tuple(files), scratch)
+    files = tuple(
+        HubFile(each.rfilename, each.size, each.lfs.sha256 if each.lfs else None, each.blob_id)
+        for each in info.siblings or ()
+    )
+    return HubModel(name, info.sha or revision, files, scratch)
 
 
 HUB = "hf://"
@@ -323,19 +317,13 @@ class LocalFolder:
     def copy(self, folder: str, patterns: tuple[str, ...], target: Path) -> None:
         source = self.path / folder
         for path in sorted(source.iterdir()) if source.is_dir() else ():
-            if path.is_file() and any(fnmatch(path.name, pattern) for pattern in patterns):
+            if path.is_file() and _matches(path.name, patterns):
                 shutil.copyfile(path, target / path.name)
 
 
 _INDEX = "model.safetensors.index.json"
 _KNOWN_NAMES = (
-    *(
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "spiece.model",
-    ),
+    *("config.json", "model.safetensors", "tokenizer.json", _TOKENIZER, "spiece.model"),
     *("special_tokens_map.json", "vocab.json", "merges.txt", _INDEX),
 )
 """Files of text encoders and tokenizers, asked for one by one where no folder can be listed."""
@@ -372,11 +360,9 @@ class StoreFolder:
 
     def _listed(self, url: str, patterns: tuple[str, ...]) -> Source:
         if not url.startswith(("http://", "https://")):
-            files = [
-                f for f in open_store(url)[0].files() if any(fnmatch(f.name, it) for it in patterns)
-            ]
-            direct = tuple(file for file in files if "/" not in file.name)
-            return Source("--from", url, url, direct)
+            found = open_store(url)[0].files()
+            direct = [it for it in found if _matches(it.name, patterns) and "/" not in it.name]
+            return Source("--from", url, url, tuple(direct))
         exact = [name for name in patterns if "*" not in name]
         names = [*exact, *(_KNOWN_NAMES if len(exact) < len(patterns) else ())]
         files = _there(url, dict.fromkeys(names))
@@ -388,12 +374,8 @@ class StoreFolder:
                 raise DataError(f"{redacted(url)}/{_INDEX}: {_NO_JSON}") from None
             files += _there(url, dict.fromkeys(names))
         named = ",".join(file.name for file in files)
-        return Source(
-            "--from",
-            url,
-            f"{url}/{{{named}}}" if len(files) > 1 else f"{url}/{named}",
-            tuple(files),
-        )
+        shown = f"{{{named}}}" if len(files) > 1 else named
+        return Source("--from", url, f"{url}/{shown}", tuple(files))
 
 
 _CONNECTIONS = 4
@@ -499,17 +481,15 @@ def compare_or_record(models: Path, name: str, sums: Sums) -> bool:
     path = models / RECORD
     recorded = _read(path)
     if name not in recorded:
+        content = json.dumps({**recorded, name: sums}, indent=2)
         with atomic_write(path) as partial:
-            partial.write_text(
-                json.dumps({**recorded, name: sums}, indent=2) + "\n", encoding="utf-8"
-            )
+            partial.write_text(f"{content}\n", encoding="utf-8")
         return False
     before = recorded[name]
     for file in sorted({*before, *sums}):
         if before.get(file) != sums.get(file):
-            how = (
-                "is missing" if file not in sums else "is new" if file not in before else "differs"
-            )
+            how = "differs" if file in before else "is new"
+            how = how if file in sums else "is missing"
             text = f"{file} {how}, by {path}, which has what was prepared first"
             raise DataError(f"{name}: {text}; remove its entry {name} to accept this one")
     return True

@@ -85,9 +85,8 @@ class EncodedOutput:
         path = self.folder / SETTINGS
         if not path.exists():
             if any(self.folder.glob("*.safetensors")) or self.is_finished:
-                raise ConfigError(
-                    self.field_path, str(self.folder), "holds another data set; use another folder"
-                )
+                text = "holds another data set; use another folder"
+                raise ConfigError(self.field_path, str(self.folder), text)
             return
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -95,12 +94,9 @@ class EncodedOutput:
             before = None
         if before != self.settings:
             names = sorted(k for k, v in self.settings.items() if (before or {}).get(k) != v)
-            raise ConfigError(
-                self.field_path,
-                str(self.folder),
-                f"holds encodings made with other settings ({', '.join(names)}); "
-                "use another folder, or delete it",
-            )
+            text = f"holds encodings made with other settings ({', '.join(names)}); "
+            text += "use another folder, or delete it"
+            raise ConfigError(self.field_path, str(self.folder), text)
 
     def write_settings(self, staging: Path) -> None:
         """Write preprocess.json; every rank writes the same."""

@@ -172,9 +172,8 @@ def _wait_for_any(workers: list[_Worker[Any, Result]]) -> list[_Worker[Any, Resu
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes; the parent handles it
+    # Ctrl-C reaches all processes; the parent handles it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")  # Pillow's, about files that are validated here
     while True:

@@ -32,13 +32,10 @@ from fluxtrain.sample.prompts import Prompt
 Latents = Float[Tensor, "b ch h w"]
 
 
-def initial_noise(seed: int, count: int, shape: tuple[int, int, int], first: int = 0) -> Latents:
-    """Return the noise of ``count`` images from number ``first``; it depends on seed and number only."""
-    noise = [
-        draws.generator(seed, draws.SAMPLING, index).standard_normal(shape, dtype=np.float32)
-        for index in range(first, first + count)
-    ]
-    return torch.from_numpy(np.stack(noise))
+def initial_noise(seed: int, index: int, shape: tuple[int, int, int]) -> Float[Tensor, "ch h w"]:
+    """Return the noise of the image with number ``index``; it depends on seed and number only."""
+    generator = draws.generator(seed, draws.SAMPLING, index)
+    return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
 
 
 @torch.no_grad()
@@ -175,11 +172,8 @@ def settings_of(prompt: Prompt, config: RunConfig) -> SamplingConfig:
 def noise_of(prompts: Sequence[Prompt], config: RunConfig) -> Latents:
     """Return the noise of ``prompts``, which have one size; each depends on seed, index and size only."""
     patch = config.data.image_size // config.data.latent_size
-    noise = []
-    for prompt in prompts:
-        shape = (config.latent_channels, prompt.height // patch, prompt.width // patch)
-        noise.append(initial_noise(prompt.seed, 1, shape, first=prompt.index))
-    return torch.cat(noise)
+    shape = (config.latent_channels, prompts[0].height // patch, prompts[0].width // patch)
+    return torch.stack([initial_noise(each.seed, each.index, shape) for each in prompts])
 
 
 def turns(prompts: Sequence[Prompt], config: RunConfig, ranks: int) -> Iterator[list[list[int]]]:

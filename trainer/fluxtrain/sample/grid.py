@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,16 +217,16 @@ class GridSampler:
         self, contents: GridContents, path: Path, latents: Sequence[Latents], step: int
     ) -> None:
         decode = load_decoder(self.config.encoders, self.paths.models, self.world.device)
-        generated = [to_pil_images(decode(each))[0] for each in latents]
+
+        def picture(latents: Latents) -> Image:
+            return to_pil_images(decode(latents))[0]
+
+        generated = [picture(each) for each in latents]
         device = self.world.device
         channels = self.config.latent_channels
         own = [*[None] * (len(contents.prompts) - len(contents.originals)), *contents.originals]
         above = [
-            [
-                to_pil_images(decode(each[None, :channels].to(device)))[0]
-                for each in pair
-                if each is not None
-            ]
+            [picture(each[None, :channels].to(device)) for each in pair if each is not None]
             for pair in zip(contents.conditions, own, strict=True)
         ]
         digest = model_digest(self.config, step)
@@ -236,7 +237,8 @@ class GridSampler:
         for index, images in enumerate(above):
             name = path.with_name(ORIGINALS) / f"{index:02d}.png"
             if images and not name.exists():
-                save_png(name, _beside(images), {"prompt": contents.prompts[index].text})
+                row = PilImage.fromarray(np.hstack([np.asarray(image) for image in images]))
+                save_png(name, row, {"prompt": contents.prompts[index].text})
         columns: list[Column] = [
             (prompt.text, [*images, image])
             for prompt, images, image in zip(contents.prompts, above, generated, strict=True)
@@ -246,14 +248,6 @@ class GridSampler:
         controls = ", controls on top" * any(each is not None for each in contents.conditions)
         title = f"step {step}: {'; then '.join(parts)}{controls}"
         save_grid(path, columns, title, self.sources.attribution)
-
-
-def _beside(images: Sequence[Image]) -> Image:
-    """Return ``images``, which are equally high, in a row."""
-    row = PilImage.new("RGB", (sum(image.width for image in images), images[0].height))
-    for number, image in enumerate(images):
-        row.paste(image, (number * images[0].width, 0))
-    return row
 
 
 def _sized(prompt: Prompt, original: Float[Tensor, "ch h w"]) -> Prompt:
@@ -309,11 +303,8 @@ def save_grid(path: Path, columns: list[Column], title: str, footer: str = "") -
 
 
 def _wrap(text: str, width: int = 22, max_lines: int = 2) -> str:
-    lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
+    words = " ".join(text.split())
+    lines = textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines[:max_lines])
 
 

@@ -165,10 +165,8 @@ def write_images(
     encoded = _encode(config, paths, world, prompts)
     texts = {text: (txt[0], vec[0]) for text, (txt, vec) in encoded.items()}
     endpoint.set_phase(SAMPLE)
-    own, negative = (
-        [texts[each.text] for each in prompts],
-        [texts[each.negative] for each in prompts],
-    )
+    own = [texts[each.text] for each in prompts]
+    negative = [texts[each.negative] for each in prompts]
     conditions = conditions_of(prompts, config, paths.models, world.device)
     latents = sample_latents(flow_loss, prompts, own, negative, conditions, world, endpoint.alive)
     image_paths = _image_paths(paths, prompts)
