@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
+from tests.contract.bad_specs import GOOD, changed
 from tests.trainer.prepare.faulty_server import Handler, Server, like_the_hub, serving
 from tests.trainer.tiny_encoders import config, write_encoders
 
@@ -87,13 +88,8 @@ def test_encoders_of_a_folder_load_as_the_presets_name_them(
 
 def test_each_encoder_can_have_a_place_of_its_own(published: Path, tmp_path: Path) -> None:
     models = tmp_path / "models"
-    t5 = (
-        "--t5",
-        str(published / "text_encoder_2"),
-        "--t5-tokenizer",
-        str(published / "tokenizer_2"),
-    )
-    assert prepare(models, *t5) == EXIT_OK
+    t5, tokenizer = str(published / "text_encoder_2"), str(published / "tokenizer_2")
+    assert prepare(models, "--t5", t5, "--t5-tokenizer", tokenizer) == EXIT_OK
     assert not (models / "clip").exists()
     assert prepare(models, "--autoencoder", str(published)) == EXIT_OK
     assert sorted(json.loads((models / "encoders.json").read_text())) == ["autoencoder", "t5"]
@@ -175,12 +171,7 @@ def test_a_file_with_another_hash_than_the_hubs_is_refused(
     assert prepare(tmp_path / "models", "--autoencoder", f"hf://{NAME}@main") == EXIT_OK
 
 
-JOB = {
-    "apiVersion": "fluxtrain.dev/v1alpha1",
-    "kind": "FluxTraining",
-    "metadata": {"name": "style"},
-    "spec": {"run": {"preset": "dev-lora", "initial_weights": "base/flux1-dev.safetensors"}},
-}
+RUN = {"preset": "dev-lora", "initial_weights": "base/flux1-dev.safetensors"}
 
 
 def test_what_a_file_needs_is_fetched_and_a_run_says_how(
@@ -188,12 +179,12 @@ def test_what_a_file_needs_is_fetched_and_a_run_says_how(
 ) -> None:
     job, models = tmp_path / "style.yaml", tmp_path / "models"
     (tmp_path / "pictures").mkdir()
-    job.write_text(json.dumps(JOB))
+    job.write_text(json.dumps(changed(GOOD, "spec.run", RUN)))
     options = [str(job), "--data.images=pictures", "--models", str(models)]
     assert main(["run", *options, "--data", str(tmp_path), "--cpu"]) == EXIT_USAGE
     error = capsys.readouterr().err
     every = (
-        "base/flux1-dev.safetensors, autoencoder/ae.safetensors, t5/config.json, clip/config.json"
+        f"{RUN['initial_weights']}, autoencoder/ae.safetensors, t5/config.json, clip/config.json"
     )
     assert f"not in {models}: {every}; `fluxtrain fetch` with this file gets" in error
     monkeypatch.delenv("HF_TOKEN")
@@ -247,16 +238,12 @@ def as_pickle(root: Path) -> None:
         (as_pickle, "no .safetensors file; pickles (.bin) are not read"),
         (lambda root: shutil.rmtree(root / "tokenizer_2"), "folder tokenizer_2: has no file"),
         (lambda root: (root / "ae.safetensors").unlink(), "has no file ae.safetensors"),
-        (
-            lambda root: (root / "ae.safetensors").write_bytes(b"x" * 99),
-            "ae.safetensors: not a whole safetensors file",
-        ),
-        (
-            lambda root: (root / "text_encoder_2/config.json").unlink(),
-            "no text encoder (config.json is missing)",
-        ),
+        (lambda root: (root / "ae.safetensors").write_bytes(b"x" * 99),
+         "ae.safetensors: not a whole safetensors file"),
+        (lambda root: (root / "text_encoder_2/config.json").unlink(),
+         "no text encoder (config.json is missing)"),
     ],
-)
+)  # fmt: skip
 def test_an_encoder_that_is_not_whole_never_appears(
     change: Any, message: str, copy: Path, tmp_path: Path, capsys: Capture
 ) -> None:

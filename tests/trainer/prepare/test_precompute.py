@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.contract.bad_specs import GOOD, changed
 from tests.trainer import in_process, ranks
 from tests.trainer.commands import fluxtrain
 from tests.trainer.tiny_encoders import (
@@ -248,10 +249,8 @@ def test_a_shard_without_content_is_written_again(
 @pytest.fixture
 def command(tmp_path: Path, paths: RunPaths) -> list[str]:
     """Return the arguments of ``fluxtrain`` that run the task on two ranks."""
-    head = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining"}
-    spec = {"run": {**BASE, "task": "preprocess"}}
     job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({**head, "metadata": {"name": "preprocess"}, "spec": spec}))
+    job.write_text(json.dumps(changed(GOOD, "spec.run", {**BASE, "task": "preprocess"})))
     roots = {"--data": paths.data, "--models": paths.models, "--output": paths.output}
     options = [str(each) for option in roots.items() for each in option]
     return ["run", str(job), *options, "--processes", "2"]

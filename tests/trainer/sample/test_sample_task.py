@@ -123,27 +123,23 @@ def test_user_errors_are_raised_before_sampling(
         ([weights, *output], "--prompt"),
         ([weights, "--prompts", str(tmp_path / "none.txt"), *output], "none.txt: cannot be read"),
         ([str(tmp_path / "none"), "--prompt=x", *output], "missing"),
-        ([weights, "--prompt=x", *output, *FLAGS], "the encoders need it"),
-        ([weights, "--prompt=x", *output, *FLAGS, "--preset=dev-lora"], "the encoders need it"),
-        (
-            [weights, "--prompt=x", *output, *FLAGS],
-            "`fluxtrain prepare encoders --from hf://black-",
-        ),
-        (
-            [weights, "--prompt=x", *output, "--steps=4"],
-            "--steps: is another tool's option; give --sam",
-        ),
-        (
-            [weights, "--prompt=x", *output, "--width", "512"],
-            "give the size in the prompt: 'TEXT --w",
-        ),
-        ([weights, "--prompt=x", *output, "--lora=a.safetensors"], "option; give --adapter FILE"),
         (
             ["a.yaml", "--prompt=x", *output],
             "a.yaml: holds no weights; name the output folder of its",
         ),
-        ([weights, "--prompt=x", *output, "--strength=2"], "--strength: got 2.0; needs --adapter"),
-        ([weights, "--prompt=x", *output, "--sampling.num_steps=0"], "sampling.num_steps"),
+        *(
+            ([weights, "--prompt=x", *output, *options], message)
+            for options, message in (
+                (FLAGS, "the encoders need it"),
+                ([*FLAGS, "--preset=dev-lora"], "the encoders need it"),
+                (FLAGS, "`fluxtrain prepare encoders --from hf://black-"),
+                (["--steps=4"], "--steps: is another tool's option; give --sam"),
+                (["--width", "512"], "give the size in the prompt: 'TEXT --w"),
+                (["--lora=a.safetensors"], "option; give --adapter FILE"),
+                (["--strength=2"], "--strength: got 2.0; needs --adapter"),
+                (["--sampling.num_steps=0"], "sampling.num_steps"),
+            )
+        ),
     ]
     for arguments, message in mistakes:
         assert main(["sample", *arguments]) == EXIT_USAGE

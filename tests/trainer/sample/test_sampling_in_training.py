@@ -57,11 +57,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def finish(root: Path, output: Path, *changes: dict[str, Any]) -> int | None:
-    """Train on one rank; return its exit code."""
+def finish(
+    root: Path, output: Path, *changes: dict[str, Any], code: int = 0, says: str = ""
+) -> str:
+    """Train on one rank, which must end with ``code``, and say ``says``; return what it printed."""
     paths = RunPaths(output, root, root)
-    (code,) = in_process.finish(ranks.train_alone, resolve(merge_all(RUN, *changes)), paths)
-    return code
+    codes = in_process.finish(ranks.train_alone, resolve(merge_all(RUN, *changes)), paths)
+    printed = ranks.output_of(paths)
+    assert codes == [code], printed
+    assert says in printed
+    return printed
 
 
 def pixels_of(path: Path) -> Any:
@@ -75,7 +80,7 @@ def fields_of(path: Path) -> dict[str, str]:
 
 
 def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -> None:
-    assert finish(root, tmp_path) == 0, ranks.output_of(RunPaths(tmp_path, root, root))
+    finish(root, tmp_path)
     samples = tmp_path / "samples"
     names = {path.name for path in samples.iterdir()}
     folders = {"step_0000002", "step_0000004"}
@@ -111,8 +116,8 @@ def test_each_image_has_its_file_with_its_settings(root: Path, tmp_path: Path) -
 def test_equal_runs_make_equal_images_whatever_else_is_sampled(root: Path, tmp_path: Path) -> None:
     (root / "one.txt").write_text("a red circle --d 3\n")
     one = {"prompt_file": "one.txt", "num_prompts": 0, "every_steps": 4, "at_start": True}
-    assert finish(root, tmp_path / "one", {"sampling": one}) == 0
-    assert finish(root, tmp_path / "all") == 0
+    finish(root, tmp_path / "one", {"sampling": one})
+    finish(root, tmp_path / "all")
     name = "samples/step_0000004/00.png"
     alone, beside = (pixels_of(tmp_path / run / name) for run in ("one", "all"))
     assert np.abs(alone - beside).max() <= 1, "of 255: another batch, another order of sums"
@@ -133,22 +138,20 @@ def test_prompts_are_read_anew_each_time_and_kept_if_they_are_wrong(
         file.write_text(next(texts))
         return contents
 
-    changes = {"prompt_file": "changing.txt", "every_steps": 1}, {"steps": 3}
+    sampling = {"prompt_file": "changing.txt", "every_steps": 1}
+    changes = {"sampling": sampling, "schedule": {"steps": 3}}
     with mock.patch.object(GridSampler, "_load_contents", change):
-        code = finish(root, tmp_path, dict(zip(("sampling", "schedule"), changes, strict=True)))
-    assert code == 0, ranks.output_of(RunPaths(tmp_path, root, root))
+        finish(root, tmp_path, changes, says="the prompts of before are sampled")
     prompts = [
         [fields_of(path)["prompt"] for path in sorted(folder.glob("*.png"))]
         for folder in sorted((tmp_path / "samples").glob("step_*/"))
     ]
     assert [each[:-1] for each in prompts] == [["first"], ["second", "third"], ["second", "third"]]
-    assert "the prompts of before are sampled" in ranks.output_of(RunPaths(tmp_path, root, root))
 
 
 def test_images_that_cannot_be_written_end_no_training(root: Path, tmp_path: Path) -> None:
     (tmp_path / "samples").write_text("not a folder")
-    assert finish(root, tmp_path) == 0
-    log = ranks.output_of(RunPaths(tmp_path, root, root))
+    log = finish(root, tmp_path)
     for step in (2, 4):
         assert f"no sample images at step {step}: rank 0: " in log
     assert "sample images at step 2: " not in log.replace("no sample images", "")
@@ -175,7 +178,7 @@ def test_the_page_of_a_run_is_at_its_port(root: Path, tmp_path: Path) -> None:
         return write(sampler, *arguments)
 
     with mock.patch.object(GridSampler, "write", look):
-        assert finish(root, tmp_path, {"logging": {"metrics_port": None, "every_steps": 1}}) == 0
+        finish(root, tmp_path, {"logging": {"metrics_port": None, "every_steps": 1}})
     first, second = pages
     assert "<dd>sample</dd>" in first
     assert "2 of 4" in first
@@ -183,27 +186,28 @@ def test_the_page_of_a_run_is_at_its_port(root: Path, tmp_path: Path) -> None:
     assert second.count("<img ") == 4
 
 
+NO_AUTOENCODER = {
+    "data": {"source": "synthetic"},
+    "encoders": {"autoencoder": "none.safetensors"},
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
-        ({"prompt_file": "none.txt"}, "none.txt: cannot be read (No such file"),
-        ({"prompt_file": None, "num_prompts": 0}, "must be at least 1 without prompts"),
+        ({"sampling": {"prompt_file": "none.txt"}}, "none.txt: cannot be read (No such file"),
+        (
+            {"sampling": {"prompt_file": None, "num_prompts": 0}},
+            "must be at least 1 without prompts",
+        ),
+        (NO_AUTOENCODER, "none.safetensors: missing; the encoders need it"),
     ],
 )
 def test_what_is_needed_later_is_checked_before_the_first_step(
-    root: Path, tmp_path: Path, change: dict[str, Any], message: str
+    root: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    assert finish(root, tmp_path, {"sampling": change}) == 2
-    assert message in ranks.output_of(RunPaths(tmp_path, root, root))
+    finish(root, tmp_path, changes, code=2, says=message)
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_a_missing_autoencoder_is_found_before_the_first_step(root: Path, tmp_path: Path) -> None:
-    synthetic = {"data": {"source": "synthetic"}, "encoders": {"autoencoder": "none.safetensors"}}
-    assert finish(root, tmp_path, synthetic) == 2
-    assert "none.safetensors: missing; the encoders need it" in ranks.output_of(
-        RunPaths(tmp_path, root, root)
-    )
 
 
 @pytest.mark.slow

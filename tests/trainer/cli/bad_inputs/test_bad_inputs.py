@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from tests.contract.bad_specs import GOOD, changed
 from tests.trainer.cli.bad_inputs.bad_pictures import (
     CONFIGS,
     PICTURES,
@@ -83,10 +84,8 @@ def test_bad_files_of_models_are_answered_before_a_process_starts(
     (tmp_path / "models").mkdir()
     write_pictures(tmp_path / "data/pictures", 1)
     row.make(tmp_path / "models")
-    head = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining"}
     run = merge(merge(RUN, {"data": {"validation": "none"}}), row.run)
-    job = {**head, "metadata": {"name": "job"}, "spec": {"run": run}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(changed(GOOD, "spec.run", run)))
     roots = [f"--{root}={tmp_path / root}" for root in ("data", "models", "output")]
     assert main(["run", str(tmp_path / "job.yaml"), *roots]) == EXIT_USAGE
     head_line, error = capsys.readouterr().err.splitlines()

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tests.contract.bad_specs import GOOD, changed
 from tests.trainer.fetch.conftest import point_at
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import RUN, cache, config, file_of, noise, write_pictures
@@ -51,16 +52,8 @@ def data(tmp_path: Path) -> Path:
 
 def job(root: Path, **changes: Any) -> Path:
     path = root.parent / "job.yaml"
-    head = {
-        "apiVersion": "fluxtrain.dev/v1alpha1",
-        "kind": "FluxTraining",
-        "metadata": {"name": "j"},
-    }
-    path.write_text(
-        yaml.safe_dump(
-            {**head, "spec": {"run": merge(merge(RUN, {"data": {"validation": "none"}}), changes)}}
-        )
-    )
+    run = merge(merge(RUN, {"data": {"validation": "none"}}), changes)
+    path.write_text(yaml.safe_dump(changed(GOOD, "spec.run", run)))
     return path
 
 

@@ -97,6 +97,10 @@ def write_tar(path: Path, samples: Sequence[Sample]) -> None:
                 tar.addfile(header, io.BytesIO(content))
 
 
+def tars_in(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
+
+
 def write_raw_cc12m(folder: Path) -> list[tuple[Sample, str | None]]:
     """Write four tars; return all samples in order, each with the reason for which it is dropped."""
     plan: list[tuple[dict[str, bytes], str | None]] = []

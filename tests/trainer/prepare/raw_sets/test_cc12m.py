@@ -33,12 +33,7 @@ from tests.trainer.ranks import made_in
 from fluxtrain.cli import main
 from fluxtrain.data.images import TarImages
 from fluxtrain.errors import ConfigError, DataError, StorageError
-from fluxtrain.prepare.cc12m import (
-    RejectedError,
-    clean,
-    prepare_cc12m,
-    read_problematic,
-)
+from fluxtrain.prepare.cc12m import RejectedError, clean, prepare_cc12m, read_problematic
 from fluxtrain.prepare.download import FolderSource, open_source
 from fluxtrain.runtime.files import exclusive_lock
 
@@ -111,15 +106,9 @@ def test_the_usable_samples_become_a_data_set(tmp_path: Path) -> None:
     assert sum(report["dropped"].values()) == len(rejected)
     assert report["dropped"]["unreadable image"] == 7
     assert not (tmp_path / "set.partial").exists()
-    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == sorted(
-        [
-            *(f"cc12m-train-{i:04d}.tar" for i in range(4)),
-            "dropped.jsonl",
-            "problematic_indices.txt",
-            "report.json",
-        ]
-        + [f"cc12m-train-{i:04d}.tar.index.json" for i in range(4)]
-    )
+    tars = [f"cc12m-train-{i:04d}.tar{end}" for i in range(4) for end in ("", ".index.json")]
+    names = [*tars, "dropped.jsonl", "problematic_indices.txt", "report.json"]
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == names
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
@@ -165,9 +154,8 @@ def test_listed_indices_are_always_dropped(raw: Path, tmp_path: Path) -> None:
     assert [dataset.key(i) for i in range(len(dataset))] == remaining
     assert report["dropped"]["listed as problematic"] == 3
     rows = dropped(tmp_path / "all")
-    found = [
-        row["index"] for row in rows if row["reason"] in ("unreadable image", "caption not UTF-8")
-    ]
+    reasons = ("unreadable image", "caption not UTF-8")
+    found = [row["index"] for row in rows if row["reason"] in reasons]
     assert (tmp_path / "all/problematic_indices.txt").read_text().split() == list(map(str, found))
     seen = [index for index in found if index < report["read"]]
     assert (tmp_path / "set/problematic_indices.txt").read_text().split() == list(map(str, seen))
@@ -175,10 +163,8 @@ def test_listed_indices_are_always_dropped(raw: Path, tmp_path: Path) -> None:
         "only_found": [index for index in seen if index != unreadable["index"]],
         "only_listed": [int(keys[0]), int(keys[9])],
     }
-    assert (report["unreadable_but_not_listed"], report["listed_but_readable"]) == (
-        len(seen) - 1,
-        2,
-    )
+    assert report["unreadable_but_not_listed"] == len(seen) - 1
+    assert report["listed_but_readable"] == 2
     again = read_problematic(tmp_path / "set/problematic_indices.txt")
     report = prepare(raw, tmp_path / "again", 12, problematic=again)
     assert report["problematic_indices"] == {"only_found": [], "only_listed": []}
@@ -231,10 +217,8 @@ def test_a_repeated_key_is_kept_once(tmp_path: Path) -> None:
     samples = [(key, parts(USABLE["exact"])) for key in ("a", "b", "a")]
     write_tar(tmp_path / "raw" / "0.tar", samples)
     report = prepare(tmp_path / "raw", tmp_path / "set")
-    assert (report["kept"], report["dropped"]) == (
-        2,
-        {"key or caption that a tar cannot hold": 1},
-    )
+    assert report["kept"] == 2
+    assert report["dropped"] == {"key or caption that a tar cannot hold": 1}
 
 
 @pytest.mark.parametrize("given", ["missing", "empty"])

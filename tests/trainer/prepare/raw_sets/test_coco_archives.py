@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.trainer.prepare.faulty_server import serving
+from tests.trainer.prepare.raw_sets.raw_cc12m import tars_in
 from tests.trainer.prepare.raw_sets.raw_coco import CAPTIONS, write_raw_coco
 
 from fluxtrain.cli import main
@@ -37,10 +38,6 @@ def raw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def tars(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.tar"))}
-
-
 def test_the_known_checksums_are_those_of_the_references_script() -> None:
     assert coco.SHA1 == {
         "val2014.zip": "fbedd73593f242db65cce6bcefde193fcedcc5c0",
@@ -51,21 +48,19 @@ def test_the_known_checksums_are_those_of_the_references_script() -> None:
 def test_archives_of_a_folder_or_a_server_make_the_set_of_the_unpacked_files(
     raw: Path, tmp_path: Path
 ) -> None:
-    unpacked = (
-        "--images",
-        str(raw / "unpacked/val2014"),
-        "--captions",
-        str(raw / "unpacked" / CAPTIONS),
-    )
-    assert (
-        main(["prepare", "coco", *unpacked, "--output", str(tmp_path / "one"), *SAMPLES]) == EXIT_OK
-    )
+    images, captions = raw / "unpacked/val2014", raw / "unpacked" / CAPTIONS
     served = {name: (raw / name).read_bytes() for name in (IMAGES, ANNOTATIONS)}
     with serving(served) as server:
-        for source, name in ((str(raw), "two"), (server.url, "three")):
-            options = ("--archives", source, "--output", str(tmp_path / name))
-            assert main(["prepare", "coco", *options, *SAMPLES]) == EXIT_OK
-    assert tars(tmp_path / "one") == tars(tmp_path / "two") == tars(tmp_path / "three") != {}
+        for source, name in (
+            ([f"--images={images}", f"--captions={captions}"], "one"),
+            ([f"--archives={raw}"], "two"),
+            ([f"--archives={server.url}"], "three"),
+        ):
+            output = f"--output={tmp_path / name}"
+            assert main(["prepare", "coco", *source, output, *SAMPLES]) == EXIT_OK
+    assert (
+        tars_in(tmp_path / "one") == tars_in(tmp_path / "two") == tars_in(tmp_path / "three") != {}
+    )
     assert len(list((tmp_path / "two.raw/val2014").iterdir())) == 16  # of 30
     assert not (tmp_path / "outside").exists()
 
