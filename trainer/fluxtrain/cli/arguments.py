@@ -212,13 +212,12 @@ def add_command(
     commands: Commands,
     name: str,
     action: Callable[[argparse.Namespace], int],
-    help: str | None = None,
-    description: str | None = None,
+    help: str,
+    description: str = "",
 ) -> argparse.ArgumentParser:
     """Add the command ``name`` with its help texts; ``action`` returns its exit code."""
-    given = {"help": help, "description": description or (help and sentence(help))}
-    texts: dict[str, Any] = {key: text for key, text in given.items() if text}
-    parser = commands.add_parser(name, allow_abbrev=False, **texts)
+    text = description or sentence(help)
+    parser = commands.add_parser(name, allow_abbrev=False, help=help, description=text)
     parser.set_defaults(action=action)
     return parser
 

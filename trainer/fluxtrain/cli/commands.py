@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -58,7 +57,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "stacks": ("pods.add_stacks", "print the stacks of this container's ranks into its log"),
     },
 }
-"""By heading: the function that adds the parser, and what the command does."""
+"""By heading: the function that adds arguments and the action to the parser, and what the command does."""
 COMMANDS = {name: row for group in _GROUPS.values() for name, row in group.items()} | {
     "completion": ("commands.add_completion", "print the completion of a shell")
 }
@@ -144,21 +143,20 @@ def make_parser(only: str = "") -> argparse.ArgumentParser:
 
     parser = Parser(prog="fluxtrain", allow_abbrev=False, description="Train FLUX.1.")
     parser.set_defaults(takes_overrides=False)
-    commands: Any = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add_parser = commands.add_parser
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in [only] if only else COMMANDS:
         place, help = COMMANDS[name]
         module, _, function = place.partition(".")
-        commands.add_parser = partial(add_parser, help=help, description=sentence(help))
-        getattr(import_module(f"fluxtrain.cli.{module}"), function)(commands)
+        added = commands.add_parser(name, allow_abbrev=False, help=help, description=sentence(help))
+        getattr(import_module(f"fluxtrain.cli.{module}"), function)(added)
     return parser
 
 
-def add_completion(commands: Any) -> None:
-    from fluxtrain.cli.arguments import add_command
-
-    text = "Print a script that completes commands, options, fields and files, for: eval or a file."
-    parser = add_command(commands, "completion", _print_completion, description=text)
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_print_completion)
+    parser.description = (
+        "Print a script that completes commands, options, fields and files, for: eval or a file."
+    )
     parser.add_argument(
         "shell", choices=("bash", "zsh", "tcsh"), metavar="SHELL", help="bash, zsh or tcsh"
     )

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 _SIZE = 1024
 
 
-def add_data(commands: Commands) -> None:
-    parser = commands.add_parser("data", allow_abbrev=False)
+def add_data(parser: argparse.ArgumentParser) -> None:
     inner = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     text = "check all pictures, captions and masks of a run, and draw a contact sheet"
     check = add_command(
@@ -477,13 +476,9 @@ def _named(
         yield f"  … and {len(listed) - most} more (--all names them)"
 
 
-def add_convert(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "convert",
-        convert_data,
-        description="Convert encoded samples to another layout.",
-    )
+def add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=convert_data)
+    parser.description = "Convert encoded samples to another layout."
     parser.epilog = (
         "Only the layout shards keeps captions; arrow, parquet and webdataset drop them."
     )

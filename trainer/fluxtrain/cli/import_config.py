@@ -15,8 +15,6 @@ from pathlib import Path
 from fluxtrain.cli import run
 from fluxtrain.cli.arguments import (
     ROOTS,
-    Commands,
-    add_command,
     add_field_help,
     job_name,
     path,
@@ -34,13 +32,9 @@ from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError
 from fluxtrain.runtime.files import atomic_write
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "import-config",
-        _action,
-        description="Write a FluxTraining for the options of another trainer.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_action)
+    parser.description = "Write a FluxTraining for the options of another trainer."
     parser.set_defaults(takes_overrides=True)
     text = "options of another trainer: TOML, YAML, JSON, .env or a command; docs/coming-from.md"
     parser.add_argument("file", type=path, nargs="?", metavar="FILE", help=text)
@@ -115,13 +109,11 @@ FILE = "from-env.yaml"
 """The FluxTraining that the variables make, in OUTPUT_PATH."""
 
 
-def add_from_env(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "from-env",
-        _from_env,
-        description="Fetch models and DATASET_NAME, train as PARAMS_* and DATASET_CONFIG say, and put the "
-        "LoRA into OUTPUT_PATH; the same command resumes. docs/coming-from.md has the variables.",
+def add_from_env(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_from_env)
+    parser.description = (
+        "Fetch models and DATASET_NAME, train as PARAMS_* and DATASET_CONFIG say, and put the "
+        "LoRA into OUTPUT_PATH; the same command resumes. docs/coming-from.md has the variables."
     )
     add_field_help(parser)
     variables = " or ".join(f"${name}" for name in ROOTS["models"])

@@ -126,8 +126,7 @@ def _require_once(paths: Sequence[Path]) -> None:
         known |= logs
 
 
-def add_mlperf(commands: Commands) -> None:
-    parser = commands.add_parser("mlperf", allow_abbrev=False)
+def add_mlperf(parser: argparse.ArgumentParser) -> None:
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
     check = subcommands.add_parser(

@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from fluxtrain.cli.arguments import Commands, add_command, path
+from fluxtrain.cli.arguments import path
 from fluxtrain.cli.prepare import fetch_missing, stoppable
 from fluxtrain.contract.process import (
     ENV_CONFIG,
@@ -31,9 +31,11 @@ from fluxtrain.errors import EXIT_ERROR, EXIT_OK
 _DAY = 86_400.0
 
 
-def add_doctor(commands: Commands) -> None:
-    text = "Print what this node has, what is set and what is missing; 1 if something is missing."
-    parser = add_command(commands, "doctor", examine_node, description=text)
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=examine_node)
+    parser.description = (
+        "Print what this node has, what is set and what is missing; 1 if something is missing."
+    )
     text = "folder of runs, for its free space (default: runs)"
     parser.add_argument("--output", type=path, default=Path("runs"), help=text)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -48,8 +50,8 @@ def examine_node(arguments: argparse.Namespace) -> int:
     return EXIT_ERROR if any(each.state == "missing" for each in found) else EXIT_OK
 
 
-def add_fetch_models(commands: Commands) -> None:
-    parser = add_command(commands, "fetch-models", fetch_models)
+def add_fetch_models(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=fetch_models)
     parser.add_argument(
         "place", metavar="PLACE", help="where FLUX.1 is, as for fluxtrain fetch --from"
     )
@@ -65,8 +67,8 @@ def fetch_models(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def add_agent(commands: Commands) -> None:
-    parser = add_command(commands, "agent", run_agent)
+def add_agent(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=run_agent)
     parser.add_argument("--termination-log", type=path, default=Path(TERMINATION_LOG))
 
 
@@ -82,8 +84,8 @@ _MAX_PORT = 65535
 _MAX_NUMBER = 2**31 - 1
 
 
-def add_rendezvous(commands: Commands) -> None:
-    parser = add_command(commands, "rendezvous", run_rendezvous)
+def add_rendezvous(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=run_rendezvous)
     parser.add_argument("--port", type=_port, default=RENDEZVOUS_PORT)
     parser.add_argument("--members-port", type=_port, default=METRICS_PORT, help="port of /members")
     parser.add_argument("--nodes", type=_nodes, required=True, help="MIN:MAX nodes that train")
@@ -165,8 +167,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def add_stacks(commands: Commands) -> None:
-    add_command(commands, "stacks", show_stacks)
+def add_stacks(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=show_stacks)
 
 
 def show_stacks(arguments: argparse.Namespace) -> int:

@@ -37,8 +37,7 @@ Parser = argparse.ArgumentParser
 _PLACE = "DIR|MANIFEST|URL"
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("prepare", allow_abbrev=False)
+def add(parser: argparse.ArgumentParser) -> None:
     sets = parser.add_subparsers(dest="what", required=True, metavar="SET")
     _add_openmoji(sets)
     _add_cc12m(sets)
@@ -47,8 +46,8 @@ def add(commands: Commands) -> None:
     _add_encoders(sets)
 
 
-def add_fetch(commands: Commands) -> None:
-    parser = add_command(commands, "fetch", _fetch)
+def add_fetch(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_fetch)
     add_file(parser)
     add_paths(parser)
     add_from(parser)

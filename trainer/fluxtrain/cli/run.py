@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 
 from fluxtrain.cli import arguments as reference_environment
 from fluxtrain.cli.arguments import (
-    Commands,
-    add_command,
     add_file,
     add_paths,
     given_root,
@@ -64,12 +62,10 @@ if TYPE_CHECKING:
 _NO_GPUS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "run",
-        action,
-        description="Run a task on this machine, such as training; the same command resumes it.",
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=action)
+    parser.description = (
+        "Run a task on this machine, such as training; the same command resumes it."
     )
     add_file(parser)
     add_paths(parser)
@@ -311,13 +307,9 @@ def _check_result(log: Path) -> str:
     return f"not accepted under ruleset {ruleset}: {reason}"
 
 
-def add_plan(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "plan",
-        print_plan,
-        description="Estimate the memory, FLOPs, time and disk space of a job.",
-    )
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=print_plan)
+    parser.description = "Estimate the memory, FLOPs, time and disk space of a job."
     add_file(parser)
     text = "root of relative paths, where pictures are counted (default: as of fluxtrain run)"
     parser.add_argument("--data", type=path, help=text)
@@ -337,13 +329,9 @@ def add_plan(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, in bytes and seconds")
 
 
-def add_init(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "init",
-        write_first_file,
-        description="Write a FluxTraining of a LoRA that fits the GPUs by fluxtrain plan.",
-    )
+def add_init(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=write_first_file)
+    parser.description = "Write a FluxTraining of a LoRA that fits the GPUs by fluxtrain plan."
     text = "folder of pictures, here or below --data, with captions beside them or without"
     parser.add_argument("pictures", type=path, metavar="PICTURES", help=text)
     text = "word that stands for what the pictures show; it comes before each caption"

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxtrain.cli.arguments import (
-    Commands,
     add_adapters,
-    add_command,
     add_field_help,
     add_output,
     add_paths,
@@ -41,13 +39,9 @@ _MEANT = {
 """Options of other tools, and what is given here."""
 
 
-def add(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "sample",
-        action,
-        description="Generate images of prompts with a run's or published weights.",
-    )
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=action)
+    parser.description = "Generate images of prompts with a run's or published weights."
     text = "run, checkpoint, weights file or diffusers folder"
     parser.add_argument("weights", type=path, metavar="WEIGHTS", help=text)
     text = "prompt of an image; may be repeated"
@@ -136,13 +130,9 @@ def _settings(
     return kept
 
 
-def add_gallery(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "gallery",
-        _gallery,
-        description="Write one page: curves, newest samples and settings of runs side by side.",
-    )
+def add_gallery(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_gallery)
+    parser.description = "Write one page: curves, newest samples and settings of runs side by side."
     text = "output folder of a run, finished or not"
     parser.add_argument("runs", type=path, nargs="+", metavar="RUN", help=text)
     text = "file to write (default: gallery.html here)"

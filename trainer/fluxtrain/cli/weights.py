@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluxtrain.cli.arguments import (
-    Commands,
     add_adapters,
     add_command,
     add_output,
@@ -27,9 +26,11 @@ if TYPE_CHECKING:
     from fluxtrain.weights import Weights
 
 
-def add_export(commands: Commands) -> None:
-    long = "Write the weights of a run, a checkpoint or a published model in a published layout."
-    parser = add_command(commands, "export", export, description=long)
+def add_export(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=export)
+    parser.description = (
+        "Write the weights of a run, a checkpoint or a published model in a published layout."
+    )
     text = "run, checkpoint, weights file or diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     text = "bfl (one file, default) or diffusers (a folder)"
@@ -74,9 +75,11 @@ def _write_weights(arguments: argparse.Namespace, weights: Weights) -> str:
     return f"{output}: {written // dtype.itemsize:,} parameters, {written:,} bytes"
 
 
-def add_import(commands: Commands) -> None:
-    long = "Convert published weights to the single file that spec.run.initial_weights names."
-    parser = add_command(commands, "import", export, description=long)
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=export)
+    parser.description = (
+        "Convert published weights to the single file that spec.run.initial_weights names."
+    )
     text = "BFL's file or a diffusers folder"
     parser.add_argument("source", type=path, metavar="SOURCE", help=text)
     parser.set_defaults(to="bfl", adapter=[], strength=None, skip_unknown=False, models=Path())
@@ -86,8 +89,7 @@ def add_import(commands: Commands) -> None:
 _SOURCE = "LoRA file of any dialect, or a run or checkpoint with adapters"
 
 
-def add(commands: Commands) -> None:
-    parser = commands.add_parser("adapter", allow_abbrev=False)
+def add(parser: argparse.ArgumentParser) -> None:
     inner = parser.add_subparsers(dest="adapter_command", required=True, metavar="COMMAND")
     convert = add_command(inner, "convert", _convert, help="write a LoRA in another layout or type")
     convert.add_argument("source", type=path, metavar="SOURCE", help=_SOURCE)
@@ -277,11 +279,11 @@ def _print_ignored(file: AdapterFile) -> None:
         print(one_line(f"{file.path}: {file.left_out} are left out"))
 
 
-def add_push(commands: Commands) -> None:
-    long = (
+def add_push(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(action=_push)
+    parser.description = (
         "Publish the LoRA of a run at the Hugging Face Hub: private, with samples and a model card."
     )
-    parser = add_command(commands, "push", _push, description=long)
     parser.add_argument("run", type=path, metavar="RUN", help="output folder of the run")
     parser.add_argument("repo", metavar="REPO", help="OWNER/NAME at the Hub, made if it is missing")
     text = "let all see it (default: only you)"
