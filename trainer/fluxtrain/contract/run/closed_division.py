@@ -15,7 +15,7 @@ from typing import Any
 from fluxtrain.contract.model_base import join_errors
 from fluxtrain.contract.run.config import RunConfig, value_at
 from fluxtrain.contract.run.model import ModelConfig
-from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ProdigyConfig
+from fluxtrain.contract.run.optim import FlowConfig, OptimConfig
 from fluxtrain.contract.run.presets import (
     FLOAT32_EPS,
     MLPERF_EVALUATION_SAMPLES,
@@ -172,15 +172,15 @@ def refusal(path: str) -> str:
     return f"the closed division does not allow {FORBIDDEN_VALUES[path]} {rule} it"
 
 
-def require_allowed(config: RunConfig, at: str) -> None:
-    """Raise ConfigError naming all fields of a closed run, below ``at``, with forbidden values."""
+def require_allowed(config: RunConfig) -> None:
+    """Raise ConfigError naming all fields of a closed run with forbidden values."""
     if claims_closed(config) and not config.preset.startswith(PREFIX):
-        raise ConfigError(f"{at}.logging.mlperf.division", "closed", ONLY_OF_PRESETS)
+        raise ConfigError("spec.run.logging.mlperf.division", "closed", ONLY_OF_PRESETS)
     if not is_closed(config):
         return
     if given := _not_allowed(config):
         raise join_errors(
-            ConfigError(f"{at}.{path}", value, refusal(path)) for path, value in given.items()
+            ConfigError(f"spec.run.{path}", value, refusal(path)) for path, value in given.items()
         )
 
 
@@ -320,20 +320,6 @@ ACCUMULATION = Deviation(
 )
 """Of runs whose log has more than one gradient_accumulation_steps."""
 
-FREE_FIELDS = (
-    *("optim.learning_rate", "schedule.global_batch_size", "schedule.warmup_steps"),
-    "schedule.steps",
-)
-"""Fields that the rules leave to the submitter, so that no value of them is a deviation."""
-_IMPLIED_FIELDS = (
-    *(f"schedule.{name}" for name in ("decay_fraction", "min_learning_rate", "cycles", "power")),
-    *(f"optim.prodigy.{name}" for name in ProdigyConfig.model_fields),
-)
-"""Without effect while ``schedule.decay`` is constant and ``optim.name`` adamw, which are fixed."""
-DESIGN_FIELDS = ("precision.compute", "precision.reduce", "precision.fp8")
-KNOWN_FIELDS = {*FIXED_VALUES, *FREE_FIELDS, *_IMPLIED_FIELDS, *DESIGN_FIELDS}
-"""Fields of which it is known whether, and how, they deviate from the reference."""
-
 _REASONS: Mapping[str, str] = {
     "model.qk_norm_eps": "the constant of BFL's and diffusers' models, whose weights can be loaded",
     "data.order": "another order in each epoch",
@@ -416,10 +402,10 @@ def schedule_values(run: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def require_schedule(run: Mapping[str, Any], config: RunConfig, at: str) -> None:
+def require_schedule(run: Mapping[str, Any], config: RunConfig) -> None:
     """Raise ConfigError if closed ``run`` has a batch size without a reference, and no own schedule."""
     size = config.schedule.global_batch_size
     if not is_closed(config) or size in REFERENCE_SCHEDULES:
         return
     if any(value_at(run, field) is None for field in FIELDS):
-        raise ConfigError(f"{at}.{SIZE}", size, MESSAGE)
+        raise ConfigError(f"spec.run.{SIZE}", size, MESSAGE)
