@@ -323,10 +323,8 @@ def _print_notes(config: RunConfig, seed: Setting | None) -> None:
         print(f"seed {seed}", file=sys.stderr)
     if config.logging.mlperf.division == "auto":
         broken = violations(config)
-        print(
-            f"division: {'open' if broken else 'closed as long as no rule is broken'}",
-            file=sys.stderr,
-        )
+        division = "open" if broken else "closed as long as no rule is broken"
+        print(f"division: {division}", file=sys.stderr)
         for violation in broken:
             print(f"  {violation}", file=sys.stderr)
     if is_closed(config):

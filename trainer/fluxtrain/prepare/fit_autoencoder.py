@@ -41,10 +41,6 @@ class FitSettings:
     """Weight of the absolute error, added to the squared one: sharper lines."""
     seed: int = 0
 
-    @property
-    def total_steps(self) -> int:
-        return self.steps + self.decoder_steps
-
 
 def fit_patch_autoencoder(
     pixels: Pixels, settings: FitSettings, advance: Callable[[int], None] = lambda steps: None
@@ -71,18 +67,14 @@ def to_images(pixels: Pixels) -> Images:
 @torch.no_grad()
 def init_from_principal_components(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
     """Set the linear half to the patches' principal components and the convolutional half to zero."""
-    analysis, synthesis = (
-        cast(nn.Conv2d, autoencoder.analysis[1]),
-        cast(nn.Conv2d, autoencoder.synthesis[0]),
-    )
+    analysis = cast(nn.Conv2d, autoencoder.analysis[1])
+    synthesis = cast(nn.Conv2d, autoencoder.synthesis[0])
     patches = nn.functional.pixel_unshuffle(to_images(pixels), PATCH)
     patches = rearrange(patches, "n f h w -> (n h w) f")
     mean = patches.mean(0)
     variances, axes = torch.linalg.eigh(torch.cov(patches.T))
-    variances, axes = (
-        variances.flip(0)[: analysis.out_channels],
-        axes.flip(1)[:, : analysis.out_channels],
-    )
+    variances = variances.flip(0)[: analysis.out_channels]
+    axes = axes.flip(1)[:, : analysis.out_channels]
     # A compromise between equal variances and the images' own: large shapes matter more, but details
     # must exceed the noise. One scalar then makes the mean variance 1.
     scale = variances.clamp_min(1e-6) ** -0.25
@@ -102,11 +94,6 @@ def standardize_latents(autoencoder: PatchAutoencoder, pixels: Pixels) -> None:
     latents = torch.cat([autoencoder.encode(chunk)[0] for chunk in chunks])
     autoencoder.latent_mean.copy_(latents.mean((0, 2, 3), keepdim=True))
     autoencoder.latent_std.fill_((latents - autoencoder.latent_mean).std().item())
-
-
-def _learning_rate_factor(progress: float) -> float:
-    """Return the learning rate's factor: warm-up over the first 5 %, then linear decay to zero."""
-    return min(1.0, 20 * progress + 0.02) * (1 - progress)
 
 
 def _random_batch(pixels: Pixels, batch_size: int, rng: torch.Generator) -> Images:
@@ -136,8 +123,12 @@ def _fit(
     optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=1e-3, fused=True)
     lowest, highest = noise
     for step in range(steps):
+        progress = step / steps
+        factor = min(1.0, 20 * progress + 0.02) * (
+            1 - progress
+        )  # warm-up, then linear decay to zero
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _learning_rate_factor(step / steps)
+            group["lr"] = settings.learning_rate * factor
         images = _random_batch(pixels, settings.batch_size, rng)
         latents, _ = autoencoder.encode(images)
         deviations = lowest + (highest - lowest) * torch.rand(len(images), 1, 1, 1, generator=rng)

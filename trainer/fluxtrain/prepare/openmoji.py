@@ -84,16 +84,15 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     draw_chosen = partial(_draw_duotone, chosen=chosen, size=size)
     name = f"draw {len(chosen)} of them in two inks"
     build_cached(name, duotone, image_settings, len(chosen), draw_chosen, force)
-    fit, steps = partial(_fit, images, duotone), FitSettings().total_steps
+    fit, steps = partial(_fit, images, duotone), FitSettings().steps + FitSettings().decoder_steps
     build_cached("fit the autoencoder", autoencoder, autoencoder_settings, steps, fit, force)
     text = _text_encoder(config)
     for name, side in sides.items():
         encode = partial(_encode, images / name, autoencoder, text)
         build_cached(f"encode {name}", folder / name, encoding_settings, len(side), encode, force)
     empty = data_root / config.data.empty_encodings
-    build_cached(
-        "encode the empty prompt", empty, encoding_settings, 1, partial(_encode_empty, text), force
-    )
+    encode = partial(_encode_empty, text)
+    build_cached("encode the empty prompt", empty, encoding_settings, 1, encode, force)
 
 
 def _draw(output: Path, advance: Advance, sides: Mapping[str, Sequence[Figure]], size: int) -> None:
@@ -193,10 +192,8 @@ def build_cached(
 def is_cached(output: Path, settings: Settings) -> bool:
     """Return whether ``output`` is complete and was built with exactly these ``settings``."""
     try:
-        return (
-            output.exists()
-            and json.loads(_settings_file(output).read_text(encoding="utf-8")) == settings
-        )
+        before = json.loads(_settings_file(output).read_text(encoding="utf-8"))
+        return output.exists() and before == settings
     except (OSError, ValueError):
         return False
 

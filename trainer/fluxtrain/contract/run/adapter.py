@@ -290,29 +290,29 @@ class AddedAdapter(StrictModel):
     """Leave out what the file has beside layers of the model, and name it."""
 
 
-CLIP_NEEDS_IMAGES = Rule(
-    "adapter.clip",
-    "must be null unless data.images is set: CLIP is trained on captions",
-    lambda run: not run.trains_clip or run.data.images is not None,
-    "has(self.data) && has(self.data.images)",
+ADAPTER_RULES = (
+    Rule(
+        "added_adapters",
+        "must be empty unless task is sample or evaluate",
+        lambda run: not run.added_adapters or run.task in ("sample", "evaluate"),
+        "size(self.added_adapters) == 0 || self.task in ['sample', 'evaluate']",
+        others=("task",),
+    ),
+    Rule(
+        "adapter.clip",
+        "must be null unless data.images is set: CLIP is trained on captions",
+        lambda run: not run.trains_clip or run.data.images is not None,
+        "has(self.data) && has(self.data.images)",
+    ),
+    Rule(
+        "adapter.clip",
+        "must be null unless encoders.text is t5-clip: minilm has no CLIP",
+        lambda run: not run.trains_clip or run.encoders.text == "t5-clip",
+        "self.encoders.text == 't5-clip'",
+        others=("encoders.text",),
+    ),
 )
-"""A rule of RunConfig."""
-CLIP_NEEDS_CLIP = Rule(
-    "adapter.clip",
-    "must be null unless encoders.text is t5-clip: minilm has no CLIP",
-    lambda run: not run.trains_clip or run.encoders.text == "t5-clip",
-    "self.encoders.text == 't5-clip'",
-    others=("encoders.text",),
-)
-"""A rule of RunConfig."""
-ADDED_ADAPTERS = Rule(
-    "added_adapters",
-    "must be empty unless task is sample or evaluate",
-    lambda run: not run.added_adapters or run.task in ("sample", "evaluate"),
-    "size(self.added_adapters) == 0 || self.task in ['sample', 'evaluate']",
-    others=("task",),
-)
-"""A rule of RunConfig."""
+"""Rules of RunConfig."""
 
 
 def kind_of(name: str) -> str:

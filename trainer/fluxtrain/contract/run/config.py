@@ -28,9 +28,7 @@ from fluxtrain.contract.model_base import (
 )
 from fluxtrain.contract.process import RENDEZVOUS_PORT
 from fluxtrain.contract.run.adapter import (
-    ADDED_ADAPTERS,
-    CLIP_NEEDS_CLIP,
-    CLIP_NEEDS_IMAGES,
+    ADAPTER_RULES,
     AdapterConfig,
     AdapterFileConfig,
     AddedAdapter,
@@ -39,9 +37,7 @@ from fluxtrain.contract.run.data import DataConfig, Side
 from fluxtrain.contract.run.model import CONDITIONS, DEPTHS, ModelConfig
 from fluxtrain.contract.run.optim import FlowConfig, OptimConfig, ScheduleConfig
 from fluxtrain.contract.run.precision import (
-    FP8_WIDTHS,
-    WITHOUT_ADAPTERS,
-    WITHOUT_AVERAGED_STEPS,
+    PRECISION_RULES,
     EncodersConfig,
     Fp8,
     Precision,
@@ -149,19 +145,18 @@ class BenchmarkConfig(StrictModel):
 
 _SECRET_IN_URL = r"(?i)^[a-z+.-]+://[^/?#]*@|[?&][^=&]*(sig|token|key|credential|password)[^=&]*="
 """A user name, or a query with a signature or a token."""
-_NO_SECRET_IN_URL = Rule(
-    "input",
-    "must have no user name, password, token or signature: whoever may view the job can read it",
-    lambda prepare: re.search(_SECRET_IN_URL, prepare.input) is None,
-    f"!self.input.matches('{_SECRET_IN_URL}')",
-)
 
 
 class PrepareConfig(StrictModel):
     """The prepare task: converts MLPerf's raw data to the images and captions that ``data`` names."""
 
     rules: ClassVar = (
-        _NO_SECRET_IN_URL,
+        Rule(
+            "input",
+            "must have no user name, password, token or signature: whoever may view the job can read it",
+            lambda prepare: re.search(_SECRET_IN_URL, prepare.input) is None,
+            f"!self.input.matches('{_SECRET_IN_URL}')",
+        ),
         Rule(
             "samples",
             "must be 1 or more if dataset is coco",
@@ -329,7 +324,7 @@ def _needs_images(task: str) -> Rule:
     )
 
 
-OFFLOADED_BLOCKS = (
+_BLOCK_RULES = (
     Rule(
         "parallel.offload_blocks",
         "must be 0 without adapter: only frozen weights stay as they are on the host",
@@ -345,9 +340,6 @@ OFFLOADED_BLOCKS = (
         others=tuple(f"model.{field}" for field in DEPTHS.values()),
     ),
 )
-"""Rules of RunConfig."""
-
-
 _CONDITIONED = ("train", "sample", "benchmark")
 _SYNTHETIC = [
     name for name, values in PRESETS.items() if values.get("data", {}).get("source") == "synthetic"
@@ -421,13 +413,9 @@ class RunConfig(StrictModel):
         ),
         _needs_images("preprocess"),
         _needs_images("prepare"),
-        ADDED_ADAPTERS,
-        CLIP_NEEDS_IMAGES,
-        CLIP_NEEDS_CLIP,
-        FP8_WIDTHS,
-        WITHOUT_ADAPTERS,
-        WITHOUT_AVERAGED_STEPS,
-        *OFFLOADED_BLOCKS,
+        *ADAPTER_RULES,
+        *PRECISION_RULES,
+        *_BLOCK_RULES,
         *_CONDITION_RULES,
     )
 

@@ -236,15 +236,6 @@ _LATENT_SIDES = range(2, 4097, 2)
 _IMAGE_SIDES = range(PIXELS_PER_TOKEN, 4096 * PIXELS_PER_LATENT + 1, PIXELS_PER_TOKEN)
 
 
-def with_both(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields ``values`` with both sides if one is given; a wrong one is left to its own check."""
-    if LATENT not in values and values.get(IMAGE) in _IMAGE_SIDES:
-        return {**values, LATENT: int(values[IMAGE]) // PIXELS_PER_LATENT}
-    if IMAGE not in values and values.get(LATENT) in _LATENT_SIDES:
-        return {**values, IMAGE: int(values[LATENT]) * PIXELS_PER_LATENT}
-    return values
-
-
 def without_decided(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``values`` without the side, or the ``epochs``, that ``over`` decides by another field."""
     decided = {IMAGE: LATENT, LATENT: IMAGE, "epochs": "steps"}
@@ -429,7 +420,14 @@ class DataConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _complete_sides(cls, values: Any) -> Any:
-        return with_both(values) if isinstance(values, Mapping) else values
+        """Give both sides if one is given; a wrong one is left to its own check."""
+        if not isinstance(values, Mapping):
+            return values
+        if LATENT not in values and values.get(IMAGE) in _IMAGE_SIDES:
+            return {**values, LATENT: int(values[IMAGE]) // PIXELS_PER_LATENT}
+        if IMAGE not in values and values.get(LATENT) in _LATENT_SIDES:
+            return {**values, IMAGE: int(values[LATENT]) * PIXELS_PER_LATENT}
+        return values
 
     @property
     def resolutions(self) -> tuple[int, ...]:

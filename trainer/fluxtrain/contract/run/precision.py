@@ -122,29 +122,29 @@ def _has_fp8_widths(model: ModelConfig) -> bool:
     return all(width % FP8_MULTIPLE == 0 for width in widths)
 
 
-FP8_WIDTHS = Rule(
-    "model.hidden_size",
-    f"must be a multiple of {FP8_MULTIPLE}, and so must be the MLP's width, if precision.fp8 is on",
-    lambda run: run.precision.fp8 == "none" or _has_fp8_widths(run.model),
-    f"self.precision.fp8 == 'none' || self.model.hidden_size % {FP8_MULTIPLE} == 0 && "
-    f"int(double(self.model.hidden_size) * self.model.mlp_ratio) % {FP8_MULTIPLE} == 0",
-    others=("precision.fp8", "model.mlp_ratio"),
-)
-"""A rule of RunConfig."""
-
-WITHOUT_ADAPTERS = Rule(
-    "precision.weights",
-    "must be float32 if adapter is set: adapters always are",
-    lambda run: run.precision.weights == "float32" or run.adapter is None,
-    "self.precision.weights == 'float32' || !has(self.adapter)",
-)
-WITHOUT_AVERAGED_STEPS = Rule(
-    "precision.weights",
-    f"must be float32 if optim.name is {' or '.join(AVERAGING)}: steps of its average are too small for "
-    "bfloat16",
-    lambda run: run.precision.weights == "float32" or not run.optim.kind.averages,
-    f"self.precision.weights == 'float32' || {is_none_of('self.optim.name', AVERAGING)}",
-    others=("optim.name",),
+PRECISION_RULES = (
+    Rule(
+        "model.hidden_size",
+        f"must be a multiple of {FP8_MULTIPLE}, and so must be the MLP's width, if precision.fp8 is on",
+        lambda run: run.precision.fp8 == "none" or _has_fp8_widths(run.model),
+        f"self.precision.fp8 == 'none' || self.model.hidden_size % {FP8_MULTIPLE} == 0 && "
+        f"int(double(self.model.hidden_size) * self.model.mlp_ratio) % {FP8_MULTIPLE} == 0",
+        others=("precision.fp8", "model.mlp_ratio"),
+    ),
+    Rule(
+        "precision.weights",
+        "must be float32 if adapter is set: adapters always are",
+        lambda run: run.precision.weights == "float32" or run.adapter is None,
+        "self.precision.weights == 'float32' || !has(self.adapter)",
+    ),
+    Rule(
+        "precision.weights",
+        f"must be float32 if optim.name is {' or '.join(AVERAGING)}: steps of its average are too small for "
+        "bfloat16",
+        lambda run: run.precision.weights == "float32" or not run.optim.kind.averages,
+        f"self.precision.weights == 'float32' || {is_none_of('self.optim.name', AVERAGING)}",
+        others=("optim.name",),
+    ),
 )
 """Rules of RunConfig."""
 
