@@ -127,19 +127,22 @@ class Replacement:
         return ": ".join(part for part in (options, self.note) if part)
 
 
-_BATCH = Replacement(
-    ("schedule.global_batch_size", "parallel.micro_batch_size"),
+def _differs(note: str, *options: str) -> Replacement:
+    """Return a replacement by ``options`` whose first one takes other values, as ``note`` says."""
+    return Replacement(options, note, same=False)
+
+
+_BATCH = _differs(
     "the samples of a step on all GPUs together, and the most that one GPU takes at a time",
-    same=False,
+    "schedule.global_batch_size",
+    "parallel.micro_batch_size",
 )
 _FOLDER = "a folder without a pattern; its layout is detected"
 
 OPTIONS: Mapping[str, Replacement] = {
     "job.config_file": Replacement((), "the first argument is a FluxTraining, as YAML"),
     "job.dump_folder": Replacement(("output",)),
-    "model.flavor": Replacement(
-        ("preset",), "flux-schnell is mlperf-schnell; flux-debug is micro", same=False
-    ),
+    "model.flavor": _differs("flux-schnell is mlperf-schnell; flux-debug is micro", "preset"),
     "training.batch_size": _BATCH,
     "training.local_batch_size": _BATCH,
     "training.global_batch_size": Replacement(("schedule.global_batch_size",)),
@@ -149,66 +152,55 @@ OPTIONS: Mapping[str, Replacement] = {
     "training.max_norm": Replacement(("optim.max_grad_norm",)),
     "training.mixed_precision_param": Replacement(("precision.compute",)),
     "training.mixed_precision_reduce": Replacement(("precision.reduce",)),
-    "training.dataset": Replacement(
-        ("data.source", "data.train"),
+    "training.dataset": _differs(
         "cc12m_preprocessed is encoded, cc12m_disk and cc12m_wds are images",
-        same=False,
+        "data.source",
+        "data.train",
     ),
-    "training.dataset_path": Replacement(("data.train",), _FOLDER, same=False),
+    "training.dataset_path": _differs(_FOLDER, "data.train"),
     "training.classifer_free_guidance_prob": Replacement(("flow.prompt_dropout",)),
     "training.img_size": Replacement(("data.image_size",)),
-    "training.seq_len": Replacement(
-        ("data.text_length",), "torchtitan's FLUX does not use it", same=False
-    ),
-    "encoder.t5_encoder": Replacement(
-        ("encoders.t5",), "not loaded if data.source is encoded", same=False
-    ),
-    "encoder.clip_encoder": Replacement(
-        ("encoders.clip",), "not loaded if data.source is encoded", same=False
-    ),
-    "encoder.autoencoder_path": Replacement(
-        ("encoders.autoencoder",), "loaded only to encode or to sample images", same=False
+    "training.seq_len": _differs("torchtitan's FLUX does not use it", "data.text_length"),
+    "encoder.t5_encoder": _differs("not loaded if data.source is encoded", "encoders.t5"),
+    "encoder.clip_encoder": _differs("not loaded if data.source is encoded", "encoders.clip"),
+    "encoder.autoencoder_path": _differs(
+        "loaded only to encode or to sample images", "encoders.autoencoder"
     ),
     "encoder.autoencoder_shift": Replacement(("encoders.latent_shift",)),
     "encoder.autoencoder_scale": Replacement(("encoders.latent_scale",)),
     "encoder.max_t5_encoding_len": Replacement(("data.text_length",)),
     "encoder.context_in_dim": Replacement(("model.context_in_dim",)),
     "encoder.empty_encodings_path": Replacement(("data.empty_encodings",)),
-    "eval.dataset": Replacement(
-        ("data.validation",), "to evaluate nothing, set --evaluation.every_samples=0", same=False
+    "eval.dataset": _differs(
+        "to evaluate nothing, set --evaluation.every_samples=0", "data.validation"
     ),
-    "eval.dataset_path": Replacement(("data.validation",), _FOLDER, same=False),
+    "eval.dataset_path": _differs(_FOLDER, "data.validation"),
     "eval.batch_size": Replacement(("evaluation.batch_size",)),
     "eval.eval_freq": Replacement(("evaluation.every_samples",)),
     "eval.target_eval_loss": Replacement(("evaluation.target_loss",)),
     "eval.classifier_free_guidance_scale": Replacement(("sampling.cfg_scale",)),
     "eval.denoising_steps": Replacement(("sampling.num_steps",)),
-    "optimizer.name": Replacement(("optim.name",), "AdamW is adamw", same=False),
+    "optimizer.name": _differs("AdamW is adamw", "optim.name"),
     "optimizer.lr": Replacement(("optim.learning_rate",)),
     "optimizer.beta1": Replacement(("optim.beta1",)),
     "optimizer.beta2": Replacement(("optim.beta2",)),
     "optimizer.eps": Replacement(("optim.epsilon",)),
     "optimizer.weight_decay": Replacement(("optim.weight_decay",)),
     "lr_scheduler.warmup_steps": Replacement(("schedule.warmup_steps",)),
-    "lr_scheduler.decay_type": Replacement(
-        ("schedule.decay",), "sqrt has no counterpart", same=False
-    ),
+    "lr_scheduler.decay_type": _differs("sqrt has no counterpart", "schedule.decay"),
     "lr_scheduler.decay_ratio": Replacement(
         ("schedule.decay_fraction", "schedule.decay=cosine"), "0 is schedule.decay=constant"
     ),
-    "lr_scheduler.lr_min": Replacement(
-        ("schedule.min_learning_rate",), "an absolute learning rate", same=False
-    ),
+    "lr_scheduler.lr_min": _differs("an absolute learning rate", "schedule.min_learning_rate"),
     "parallelism.data_parallel_replicate_degree": Replacement(
         ("parallel.dp_replicate",), "per-node is a replica on each node, however many there are"
     ),
-    "parallelism.data_parallel_shard_degree": Replacement(
-        ("parallel.dp_replicate",),
+    "parallelism.data_parallel_shard_degree": _differs(
         "the shard degree follows from it: the number of ranks divided by the replicas",
-        same=False,
+        "parallel.dp_replicate",
     ),
-    "parallelism.fsdp_reshard_after_forward": Replacement(
-        ("parallel.reshard_after_forward",), "true or false", same=False
+    "parallelism.fsdp_reshard_after_forward": _differs(
+        "true or false", "parallel.reshard_after_forward"
     ),
     "parallelism.fsdp_overlap_comm": Replacement(
         (), "nothing to set: FSDP2 communicates while it computes"
@@ -216,30 +208,26 @@ OPTIONS: Mapping[str, Replacement] = {
     "parallelism.fsdp_prefetch_params": Replacement(
         (), "nothing to set: FSDP2 gathers blocks ahead by itself"
     ),
-    "activation_checkpoint.mode": Replacement(
-        ("parallel.activation_checkpointing",),
-        "a fraction of the blocks; full is 1, none is 0",
-        same=False,
+    "activation_checkpoint.mode": _differs(
+        "a fraction of the blocks; full is 1, none is 0", "parallel.activation_checkpointing"
     ),
-    "checkpoint.enable_checkpoint": Replacement(
-        ("checkpoint.every_steps",),
-        "checkpoints are always on; 0 saves only at the end",
-        same=False,
+    "checkpoint.enable_checkpoint": _differs(
+        "checkpoints are always on; 0 saves only at the end", "checkpoint.every_steps"
     ),
     "checkpoint.interval": Replacement(("checkpoint.every_steps",)),
-    "checkpoint.folder": Replacement(("output",), "they lie in its folder checkpoints", same=False),
+    "checkpoint.folder": _differs("they lie in its folder checkpoints", "output"),
     "checkpoint.keep_latest_k": Replacement(("checkpoint.keep",)),
-    "checkpoint.async_mode": Replacement(
-        ("checkpoint.asynchronous",), "true or false; disabled is false", same=False
+    "checkpoint.async_mode": _differs(
+        "true or false; disabled is false", "checkpoint.asynchronous"
     ),
     "metrics.log_freq": Replacement(("logging.every_steps",)),
     "metrics.enable_tensorboard": Replacement(("logging.tensorboard",)),
-    "metrics.save_tb_folder": Replacement(
-        ("logging.tensorboard",), "the folder is tensorboard, in that of --output", same=False
+    "metrics.save_tb_folder": _differs(
+        "the folder is tensorboard, in that of --output", "logging.tensorboard"
     ),
-    "metrics.enable_wandb": Replacement(("logging.wandb.project",), "any name", same=False),
-    "preprocessing.output_dataset_path": Replacement(
-        ("preprocess.train", "preprocess.validation"), "with --task=preprocess", same=False
+    "metrics.enable_wandb": _differs("any name", "logging.wandb.project"),
+    "preprocessing.output_dataset_path": _differs(
+        "with --task=preprocess", "preprocess.train", "preprocess.validation"
     ),
 }
 """By their names without dashes."""
