@@ -386,7 +386,8 @@ def allowed(schema: Node) -> str:
         return str(schema["const"])
     kind = schema.get("type", "")
     if kind == "string":
-        return schema.get("title") or _text(schema)
+        form = f" like {schema['pattern']}" if "pattern" in schema else ""
+        return schema.get("title") or f"text{_between(schema, 'Length', ' characters')}{form}"
     if kind == "array":
         items = schema.get("items") or schema["prefixItems"][0]
         return f"a list{_between(schema, 'Items', ' entries')}, each {allowed(items)}"
@@ -407,11 +408,6 @@ def key_schema(schema: Schema) -> Schema:
     pattern = next(iter(schema.get("patternProperties", {})), None)
     keys = {"type": "string", **schema.get("propertyNames", {})}
     return keys if pattern is None else {**keys, "pattern": pattern}
-
-
-def _text(schema: Schema) -> str:
-    form = f" like {schema['pattern']}" if "pattern" in schema else ""
-    return f"text{_between(schema, 'Length', ' characters')}{form}"
 
 
 def _mapping(schema: Schema) -> str:

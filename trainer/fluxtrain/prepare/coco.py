@@ -170,15 +170,10 @@ _MAX_FAULTS_SHOWN = 10
 
 @dataclass(frozen=True)
 class Shard:
-    """The consecutive samples of one tar."""
+    """The consecutive samples of one tar, which has the name that the reference gives it."""
 
-    index: int
+    name: str
     rows: list[Row]
-
-    @property
-    def name(self) -> str:
-        """Return the name that the reference gives the tar."""
-        return f"shard_{self.index:05d}.tar"
 
 
 def prepare_coco(
@@ -205,8 +200,10 @@ def prepare_coco(
         paths = [image_path(images, row) for row in rows]
         _raise_for([f"{path}: missing" for path in paths if not path.is_file()], len(rows))
         with open_staging_dir(output, settings, force) as staging:
-            starts = range(0, len(rows), shard_size)
-            shards = [Shard(i, rows[at : at + shard_size]) for i, at in enumerate(starts)]
+            shards = [
+                Shard(f"shard_{index:05d}.tar", rows[start : start + shard_size])
+                for index, start in enumerate(range(0, len(rows), shard_size))
+            ]
             with ProgressBar("resize", len(rows), stream, on_progress=on_progress) as bar:
                 _write_shards(
                     images, shards, staging, num_workers or available_cores(), bar.advance

@@ -365,7 +365,8 @@ def parse(name: str, text: str, base: str) -> list[Entry]:
             fault = "listed twice" if path in entries else f"more than {MAX_ENTRIES} files"
         if match is None or fault:
             raise DataError(f"{name}: line {number}: {quoted(path or line)}: {fault}")
-        entries[path] = Entry(path, _join(base, path), match[1].lower())
+        url = f"{base.rstrip('/')}/{quote(path) if is_url(base) else path}"
+        entries[path] = Entry(path, url, match[1].lower())
     if not entries:
         raise DataError(f"{name}: lists no files")
     for path in entries:
@@ -410,10 +411,6 @@ def _read_file(given: str) -> bytes:
     if len(content) > MAX_SMALL_BYTES:
         raise DataError(f"{given}: more than {MAX_SMALL_BYTES} bytes")
     return content
-
-
-def _join(base: str, path: str) -> str:
-    return f"{base.rstrip('/')}/{quote(path)}" if is_url(base) else f"{base.rstrip('/')}/{path}"
 
 
 def _require_no_downgrade(given: str, base: str) -> None:

@@ -124,9 +124,8 @@ def _fit(
     lowest, highest = noise
     for step in range(steps):
         progress = step / steps
-        factor = min(1.0, 20 * progress + 0.02) * (
-            1 - progress
-        )  # warm-up, then linear decay to zero
+        # warm-up over the first 5 %, then linear decay to zero
+        factor = min(1.0, 20 * progress + 0.02) * (1 - progress)
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * factor
         images = _random_batch(pixels, settings.batch_size, rng)

@@ -12,7 +12,6 @@ OpenMoji's pictures (https://openmoji.org) are CC BY-SA 4.0, and so are derivati
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +34,7 @@ from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.prepare import figures
 from fluxtrain.prepare.figures import Figure
 from fluxtrain.prepare.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
+from fluxtrain.prepare.work import remove
 from fluxtrain.runtime.draws import NUM_TIMESTEPS
 from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress_bar import Advance, ProgressBar
@@ -202,10 +202,10 @@ def _build_and_replace(output: Path, settings: Settings, build: Callable[[Path],
     """Build beside ``output``, then replace it; its settings file is removed first and written last."""
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.partial")
-    _remove(partial)
+    remove(partial)
     build(partial)
     _settings_file(output).unlink(missing_ok=True)
-    _remove(output)
+    remove(output)
     partial.replace(output)
     with atomic_write(_settings_file(output)) as file:
         file.write_text(json.dumps(settings, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -213,10 +213,3 @@ def _build_and_replace(output: Path, settings: Settings, build: Callable[[Path],
 
 def _settings_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.prepared.json")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -42,7 +42,6 @@ class EncodedOutput:
     """The encoded shards of one part of the data."""
 
     part: str
-    field_path: str  # of the config, for errors
     folder: Path
     dataset: ImageDataset = field(repr=False)
     shard_size: int
@@ -82,11 +81,11 @@ class EncodedOutput:
 
     def check(self) -> None:
         """Raise ConfigError if the folder holds another data set or was written with other settings."""
-        path = self.folder / SETTINGS
+        path, field = self.folder / SETTINGS, f"spec.run.preprocess.{self.part}"
         if not path.exists():
             if any(self.folder.glob("*.safetensors")) or self.is_finished:
                 text = "holds another data set; use another folder"
-                raise ConfigError(self.field_path, str(self.folder), text)
+                raise ConfigError(field, str(self.folder), text)
             return
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +95,7 @@ class EncodedOutput:
             names = sorted(k for k, v in self.settings.items() if (before or {}).get(k) != v)
             text = f"holds encodings made with other settings ({', '.join(names)}); "
             text += "use another folder, or delete it"
-            raise ConfigError(self.field_path, str(self.folder), text)
+            raise ConfigError(field, str(self.folder), text)
 
     def write_settings(self, staging: Path) -> None:
         """Write preprocess.json; every rank writes the same."""
@@ -159,9 +158,7 @@ def _output(
         "batch_size": config.preprocess.batch_size,
     }
     dataset = open_images(config, data_root, part)
-    field_path = f"spec.run.preprocess.{part}"
-    size = config.preprocess.shard_size
-    return EncodedOutput(part, field_path, data_root / name, dataset, size, settings)
+    return EncodedOutput(part, data_root / name, dataset, config.preprocess.shard_size, settings)
 
 
 _MAX_DROPPED_LOGGED = 20

@@ -237,7 +237,8 @@ def open_staging_dir(output: Path, settings: Settings, force: bool = False) -> I
         path.mkdir(parents=True, exist_ok=True)
     with exclusive_lock(path), storage_errors(path):
         if read_json(path / _SETTINGS) != settings:
-            _empty(path)
+            for each in path.iterdir():
+                remove(each)
             write_json(path / _SETTINGS, settings)
         staging = StagingDir(output, path)
         staging.work.mkdir(exist_ok=True)
@@ -294,9 +295,12 @@ def _has_entries(output: Path) -> bool:
         raise DataError(f"{output}: not a folder") from None
 
 
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+def remove(path: Path) -> None:
+    """Remove the file, folder or link ``path``, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _remove_work(output: Path) -> None:
