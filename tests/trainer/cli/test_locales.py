@@ -35,35 +35,27 @@ PROGRAMS = {
     "kubectl": "from fluxtrain_operator.kubectl import run; sys.exit(run())",
     "operator": "from fluxtrain_operator.__main__ import main; sys.exit(main())",
 }
-PRINTS = """
-import sys
-from fluxtrain.runtime.program import run
-def body():
-    print("1 \\u2192 2 \\udcff")
-    print("\\u2192", file=sys.stderr)
-    return 0
-sys.exit(run("fluxtrain", "trainer", body))
-"""
-WRITES = """
-import sys
-from fluxtrain.runtime.program import run
-def body():
-    print("x" * int(sys.argv[1]))
-    return 1
-sys.exit(run("fluxtrain", "trainer", body))
-"""
-GOES_ON = """
+PROGRAM = """
 import os, subprocess, sys
 from fluxtrain.runtime.program import run
 def body():
+{}
+sys.exit(run("fluxtrain", "trainer", body))
+"""
+PRINTS = PROGRAM.format("""\
+    print("1 \\u2192 2 \\udcff")
+    print("\\u2192", file=sys.stderr)
+    return 0""")
+WRITES = PROGRAM.format("""\
+    print("x" * int(sys.argv[1]))
+    return 1""")
+GOES_ON = PROGRAM.format("""\
     for _ in range(3):
         print("step", file=sys.stderr, flush=True)
     os.write(2, b"of a library")
     subprocess.run(["sh", "-c", "echo of a child >&2"], check=True)
     open(sys.argv[1], "w").close()
-    return 7
-sys.exit(run("fluxtrain", "trainer", body))
-"""
+    return 7""")
 
 
 def python(

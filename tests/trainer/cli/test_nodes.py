@@ -15,6 +15,10 @@ from fluxtrain.launch import nodes
 from fluxtrain.launch.nodes import Nodes, find_endpoint, interface_of, serves
 
 HERE = "--rendezvous=127.0.0.1:29500"
+NO_ENDPOINTS = (
+    *("", "head", "head:", ":29500", "head:0", "head:65536", "head:x", "::1:29500", "[::1:29500"),
+    *("[::1]", "[]:29500", "[head]:29500"),
+)
 V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 29500))
 V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("2001:db8::7", 29500, 0, 0))
 
@@ -36,24 +40,8 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
             for text in ("0", "-1", "4097", "two", "1.5", "3:2", "0:2", ":2", "2:", "1:2:3", "")
         ),
         *(
-            (
-                ["--nodes=2", f"--rendezvous={text}"],
-                f"--rendezvous: got '{text}'; must be HOST:PORT",
-            )
-            for text in (
-                "head",
-                "head:",
-                ":29500",
-                "head:0",
-                "head:65536",
-                "head:x",
-                "::1:29500",
-                "[::1:29500",
-                "[::1]",
-                "[]:29500",
-                "[head]:29500",
-                "",
-            )
+            (["--nodes=2", f"--rendezvous={text}"], f"--rendezvous: got '{text}'; must be HOST:PORT")
+            for text in NO_ENDPOINTS
         ),
         *(
             (["--nodes=2", HERE, f"--node-rank={text}"], f"got '{text}'; must be from 0 to 1, as")
@@ -64,16 +52,12 @@ def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
             (["--nodes=2", HERE, f"--rendezvous-timeout={text}"], "must be from 1 to 86400 seconds")
             for text in ("0", "x", "nan", "1e9", "")
         ),
-        (
-            ["--nodes=2", "--rendezvous=no-such-host.invalid:29500"],
-            "the address of 'no-such-host.invalid' is not found",
-        ),
-        (
-            ["--nodes=2", "--rendezvous=192.0.2.1:29500", "--node-rank=0"],
-            "192.0.2.1 must be an address of this node, which is node rank 0",
-        ),
+        (["--nodes=2", "--rendezvous=no-such-host.invalid:29500"],
+         "the address of 'no-such-host.invalid' is not found"),
+        (["--nodes=2", "--rendezvous=192.0.2.1:29500", "--node-rank=0"],
+         "192.0.2.1 must be an address of this node, which is node rank 0"),
     ],
-)
+)  # fmt: skip
 def test_an_option_that_is_wrong_or_lacks_another_is_refused(
     options: list[str], error: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
