@@ -218,35 +218,15 @@ FOREIGN = {
     "config.env": "MODEL_FAMILY=flux",
     "train.sh": "accelerate launch flux_train_network.py --network_dim 4",
 }
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_of_another_trainer_leads_to_its_import(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / name
-    file.write_text(FOREIGN[name])
-    for command in ("run", "plan"):
-        assert main([command, str(file)]) == EXIT_USAGE
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "must be " in line
-        assert f"fluxtrain import-config {file} writes one" in line
-
-
-@pytest.mark.parametrize("command", ["run", "plan"])
-def test_a_folder_and_bare_fields_lead_to_a_file(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, str(tmp_path)]) == EXIT_USAGE
-    assert f"fluxtrain init {tmp_path} writes a file" in capsys.readouterr().err
-    (file := tmp_path / "bare.yaml").write_text("preset: dev-lora\ndata: {images: good}\n")
-    assert main([command, str(file)]) == EXIT_USAGE
-    assert "is spec.run of a FluxTraining: put it there" in capsys.readouterr().err
+BARE = {"bare.yaml": "preset: dev-lora\ndata: {images: good}\n"}
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
+        *((name, f"fluxtrain import-config {name} writes one") for name in FOREIGN),
+        ("bare.yaml", "is spec.run of a FluxTraining: put it there"),
+        ("cats", "fluxtrain init cats writes a file"),
         ("micor.yaml", "micor.yaml: cannot be read (No such file or directory); did you mean micro.yaml?"),
         ("demo.yml", "(No such file or directory); did you mean examples/demo.yaml?"),
         ("my-cats", "(No such file or directory); of a folder of pictures, fluxtrain init FOLDER"),
@@ -255,7 +235,7 @@ def test_a_folder_and_bare_fields_lead_to_a_file(
         ("cats/b.JPG", "b.JPG: is a picture; fluxtrain init cats writes a file for its folder"),
     ],
 )  # fmt: skip
-def test_what_is_no_file_leads_to_one(
+def test_what_is_no_job_s_file_leads_to_one(
     name: str,
     line: str,
     tmp_path: Path,
@@ -263,12 +243,15 @@ def test_what_is_no_file_leads_to_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for each in ("micro.yaml", "examples/demo.yaml", "a.png", "cats/b.JPG"):
+    others = dict.fromkeys(("micro.yaml", "examples/demo.yaml", "a.png", "cats/b.JPG"), "\xff")
+    for each, text in (FOREIGN | BARE | others).items():
         Path(each).parent.mkdir(exist_ok=True)
-        Path(each).write_bytes(b"\xff")
+        Path(each).write_text(text, "latin-1")
     for command in ("run", "plan"):
         assert main([command, name]) == EXIT_USAGE
-        assert line in capsys.readouterr().err
+        (error,) = capsys.readouterr().err.splitlines()
+        assert line in error
+        assert name not in FOREIGN or "must be " in error
 
 
 def test_all_unknown_options_are_reported(refused: Refused) -> None:
