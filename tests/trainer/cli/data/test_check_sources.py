@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from tests.contract.bad_specs import GOOD, changed
+from tests.trainer.cli.bad_inputs.bad_pictures import parquet, tar
 from tests.trainer.fetch.conftest import point_at
 from tests.trainer.fetch.servers import FileServer
 from tests.trainer.picture_cache.folders import RUN, cache, config, file_of, noise, write_pictures
@@ -66,21 +63,13 @@ def checked(root: Path, capsys: pytest.CaptureFixture[str], **changes: Any) -> t
 
 
 def tar_of(folder: Path) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        for path in sorted(folder.iterdir()):
-            tar.add(path, path.name)
-    return buffer.getvalue()
+    return tar(**{path.name: path.read_bytes() for path in sorted(folder.iterdir())})
 
 
 def table_of(folder: Path) -> bytes:
-    rows = [
-        {"image": {"bytes": path.read_bytes(), "path": path.name}, "text": "a text"}
-        for path in sorted(folder.glob("*[pg]"))
-    ]
-    buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer)
-    return buffer.getvalue()
+    paths = sorted(folder.glob("*[pg]"))
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in paths]
+    return parquet(image=images, text=["a text"] * len(images))
 
 
 def as_in_the_run(root: Path, models: Path, found: Any, **changes: Any) -> None:

@@ -27,10 +27,10 @@ def saved(image: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def with_orientation(orientation: int) -> bytes:
+def oriented(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    return saved(photo(300, 420), exif=exif)
+    return exif
 
 
 def transparent() -> Image.Image:
@@ -55,9 +55,9 @@ USABLE = {
     "odd": saved(photo(513, 257)),
     "grey": saved(photo(300, 400, mode="L")),
     "cmyk": saved(photo(300, 400, mode="CMYK")),
-    "rotated": with_orientation(6),
-    "mirrored": with_orientation(5),
-    "upright": with_orientation(1),
+    "rotated": saved(photo(300, 420), exif=oriented(6)),
+    "mirrored": saved(photo(300, 420), exif=oriented(5)),
+    "upright": saved(photo(300, 420), exif=oriented(1)),
     "palette": saved(photo(300, 280).quantize(32), "PNG"),
     "two colours": saved(photo(300, 280, mode="1"), "PNG"),
     "transparent": saved(transparent(), "PNG"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
+from tests.trainer.prepare.raw_sets.raw_cc12m import oriented, saved
 
 CAPTIONS = "annotations/captions_val2014.json"
 PHRASES = (
@@ -49,11 +49,7 @@ def random_jpeg(seed: int) -> bytes:
     size = int(rng.integers(40, 300)), int(rng.integers(40, 300))
     image = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize(size)
     image = image.convert(("RGB", "L", "CMYK", "RGB")[seed % 4])
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", exif=exif if seed % 4 == 3 else b"")
-    return buffer.getvalue()
+    return saved(image, exif=oriented(6) if seed % 4 == 3 else b"")
 
 
 def write_raw_coco(folder: Path, num_images: int = 30) -> list[dict[str, Any]]:
