@@ -227,9 +227,8 @@ def make_package(arguments: argparse.Namespace) -> int:
 
     require_ruleset(arguments.ruleset)
     if bool(arguments.runs) == (arguments.selector is not None):
-        raise ConfigError(
-            "RUN ...", len(arguments.runs), "give either output folders or --selector"
-        )
+        text = "give either output folders or --selector"
+        raise ConfigError("RUN ...", len(arguments.runs), text)
     from fluxtrain.mlperf.evidence import parse_failed
 
     failed = parse_failed(arguments.failed)
@@ -255,9 +254,8 @@ def _package(
     all_runs = runs = [evidence.read_finished_run(folder) for folder in folders]
     if len(runs) > rcp.NUM_RUNS:
         runs = rcp.median_window(runs)
-        print(
-            f"the median of the windows of {rcp.NUM_RUNS} runs: {runs[0].name} to {runs[-1].name}"
-        )
+        window = f"{runs[0].name} to {runs[-1].name}"
+        print(f"the median of the windows of {rcp.NUM_RUNS} runs: {window}")
     for lost in failed:
         print(f"failed, which stays in the record: {sanitize(f'{lost.name}: {lost.reason}')}")
     result = evidence.Result("", runs, ruleset=arguments.ruleset, failed=failed)
@@ -291,8 +289,7 @@ def _package(
         checked.append(tool)
     scaling = 1.0
     if closed:
-        size = runs[0].number("global_batch_size") or 0
-        samples = [run.samples for run in runs]
+        size, samples = runs[0].number("global_batch_size") or 0, [run.samples for run in runs]
         compared = rcp.compare_with_reference(samples, size, arguments.ruleset)
         print(f"convergence: {rcp.explain(compared, size, arguments.ruleset)}")
         scaling = compared.scaling_factor
@@ -409,12 +406,11 @@ def verify_chain(arguments: argparse.Namespace) -> int:
 
     is_folder = arguments.run.is_dir()
     log = arguments.run / MLPERF_FILE if is_folder else arguments.run
-    folder = log.parent
-    chain, config = folder / CHAIN_FILE, folder / CONFIG_FILE
-    content = read_bytes(log)
+    folder, content = log.parent, read_bytes(log)
+    chain = folder / CHAIN_FILE
     if not chain.exists():
         raise ConfigError("RUN|LOG", str(folder), f"has no {CHAIN_FILE}")
-    values = read_object(config) if is_folder else None
+    values = read_object(folder / CONFIG_FILE) if is_folder else None
     if is_folder and values is None:
         raise ConfigError("RUN|LOG", str(folder), f"has no {CONFIG_FILE}")
     verdict = verify(

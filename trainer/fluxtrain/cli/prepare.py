@@ -62,9 +62,8 @@ def _fetch(arguments: argparse.Namespace) -> int:
     job, config = load_config(arguments.file, arguments.overrides, quiet=True)
     models, data = arguments.models.resolve(), arguments.data.resolve()
     fetch_missing(config, models, arguments.published)
-    _fetch_pictures(
-        config, RunPaths(Path(output(job.metadata.name, os.environ).value), data, models)
-    )
+    folder = Path(output(job.metadata.name, os.environ).value)
+    _fetch_pictures(config, RunPaths(folder, data, models))
     roots = "".join(given_root(arguments, name) for name in ("data", "models"))
     next_step = f"fluxtrain run {shlex.quote(str(arguments.file))}{roots}"
     print(f"{models} has the weights that {arguments.file} names; next: {next_step}")

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -355,24 +356,20 @@ def ranges(numbers: Iterable[int]) -> list[str]:
 
 def read_ranks(text: str) -> list[RankProcess]:
     """Return the ranks in the output ``text`` of the command; lines that are none are skipped."""
-    ranks = (_rank(line) for line in text.splitlines())
-    return [rank for rank in ranks if rank is not None]
-
-
-def _rank(line: str) -> RankProcess | None:
-    try:
-        values = json.loads(line)
-        if not isinstance(values, Mapping):
-            return None
-        return RankProcess(
-            rank=int(values["rank"]),
-            pid=int(values["pid"]),
-            state=str(values["state"]),
-            time=float(values["time"]),
-            asked=bool(values["asked"]),
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
+    ranks = list[RankProcess]()
+    for line in text.splitlines():
+        with suppress(ValueError, LookupError, TypeError, RecursionError):
+            values = json.loads(line)
+            ranks.append(
+                RankProcess(
+                    rank=int(values["rank"]),
+                    pid=int(values["pid"]),
+                    state=str(values["state"]),
+                    time=float(values["time"]),
+                    asked=bool(values["asked"]),
+                )
+            )
+    return ranks
 
 
 # Places of nodes, such as racks, as the operator tells them to the rendezvous service: one

@@ -188,9 +188,8 @@ def _parse(line: str, config: RunConfig, index: int, data_root: Path) -> Prompt:
         raise ValueError("--g has no effect: the model has no guidance_embed; use --l")
     cfg_scale = float(values.get("l", sampling.cfg_scale))
     if "n" in values and cfg_scale == 1:
-        raise ValueError(
-            "--n has no effect with classifier-free guidance 1; add --l, such as --l 4"
-        )
+        text = "has no effect with classifier-free guidance 1; add --l, such as --l 4"
+        raise ValueError(f"--n {text}")
     guidance = float(values.get("g", sampling.guidance)) if has_guidance else None
     control, mask = (data_root / str(values[name]) if name in values else None for name in _FILES)
     _require_files(config, control, mask)
