@@ -46,7 +46,6 @@ from fluxtrain.prepare.work import (
     SETTINGS,
     SIZE,
     StagingDir,
-    available_cores,
     encode,
     error_summary,
     finished_report,
@@ -56,7 +55,7 @@ from fluxtrain.prepare.work import (
     storage_errors,
     write_json,
 )
-from fluxtrain.runtime.files import atomic_write, read_bytes
+from fluxtrain.runtime.files import atomic_write, read_bytes, sync
 from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
 
 NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot hold"
@@ -169,8 +168,7 @@ def _writing(name: str, staging: StagingDir) -> Iterator[TarWriter]:
         yield writer
     written = list(scratch.glob("*.tar"))
     if written:
-        with written[0].open("rb") as file:
-            os.fsync(file.fileno())
+        sync(written[0])
         written[0].replace(tar)
         open_index(tar)
     else:
@@ -369,7 +367,7 @@ def prepare_cc12m(
             total = num_samples or len(names)
             with (
                 ProgressBar("clean", total, stream, on_progress=on_progress) as bar,
-                closing(map_in_order(clean, names, num_workers or available_cores())) as tars,
+                closing(map_in_order(clean, names, num_workers)) as tars,
             ):
                 selections = list(_select(tars, num_samples, problematic, bar.advance))
             _require_enough(staging, selections, num_samples)

@@ -41,7 +41,6 @@ from fluxtrain.prepare.work import (
     SETTINGS,
     SIZE,
     StagingDir,
-    available_cores,
     encode,
     error_summary,
     finished_report,
@@ -205,9 +204,7 @@ def prepare_coco(
                 for index, start in enumerate(range(0, len(rows), shard_size))
             ]
             with ProgressBar("resize", len(rows), stream, on_progress=on_progress) as bar:
-                _write_shards(
-                    images, shards, staging, num_workers or available_cores(), bar.advance
-                )
+                _write_shards(images, shards, staging, num_workers, bar.advance)
             with atomic_write(staging.path / TSV) as partial:
                 partial.write_text(table, encoding="utf-8")
             report = {"settings": settings, "samples": len(rows)}
@@ -254,7 +251,11 @@ def write_shard(shard: Shard, images: Path, staging: StagingDir) -> list[str]:
 
 
 def _write_shards(
-    images: Path, shards: list[Shard], staging: StagingDir, num_workers: int, advance: Advance
+    images: Path,
+    shards: list[Shard],
+    staging: StagingDir,
+    num_workers: int | None,
+    advance: Advance,
 ) -> None:
     write = partial(write_shard, images=images, staging=staging)
     faults = list[str]()

@@ -11,7 +11,6 @@ OpenMoji's pictures (https://openmoji.org) are CC BY-SA 4.0, and so are derivati
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +33,8 @@ from fluxtrain.encode.text import TextEncoder, load_text_encoder
 from fluxtrain.prepare import figures
 from fluxtrain.prepare.figures import Figure
 from fluxtrain.prepare.fit_autoencoder import FitSettings, fit_patch_autoencoder, to_images
-from fluxtrain.prepare.work import remove
+from fluxtrain.prepare.work import read_json, remove, write_json
 from fluxtrain.runtime.draws import NUM_TIMESTEPS
-from fluxtrain.runtime.files import atomic_write
 from fluxtrain.runtime.progress_bar import Advance, ProgressBar
 
 NUM_TRAIN, NUM_VALIDATION = 6000, 238
@@ -191,11 +189,7 @@ def build_cached(
 
 def is_cached(output: Path, settings: Settings) -> bool:
     """Return whether ``output`` is complete and was built with exactly these ``settings``."""
-    try:
-        before = json.loads(_settings_file(output).read_text(encoding="utf-8"))
-        return output.exists() and before == settings
-    except (OSError, ValueError):
-        return False
+    return output.exists() and read_json(_settings_file(output)) == settings
 
 
 def _build_and_replace(output: Path, settings: Settings, build: Callable[[Path], None]) -> None:
@@ -207,8 +201,7 @@ def _build_and_replace(output: Path, settings: Settings, build: Callable[[Path],
     _settings_file(output).unlink(missing_ok=True)
     remove(output)
     partial.replace(output)
-    with atomic_write(_settings_file(output)) as file:
-        file.write_text(json.dumps(settings, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_json(_settings_file(output), settings)
 
 
 def _settings_file(output: Path) -> Path:

@@ -31,7 +31,7 @@ from PIL import Image
 
 from fluxtrain.data.formats.tar_index import UNFINISHED_SIDECARS
 from fluxtrain.errors import DataError, FluxtrainError, StorageError
-from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.files import atomic_write, exclusive_lock, write_to_disk
 
 SIZE = 256
 """Height and width in pixels."""
@@ -67,20 +67,16 @@ _TASKS_AHEAD = 2
 """Tasks started per worker beyond the last result taken: bounds the results held in memory."""
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def map_in_order(
-    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int
+    function: Callable[[Task], Result], tasks: Iterable[Task], num_workers: int | None
 ) -> Generator[Result]:
     """Yield ``function(task)`` for every task, in order; ``function`` is a module's function or its partial.
 
-    Closing the generator kills the workers. Raises a FluxtrainError that ``function`` raised as it is, and
-    FluxtrainError, naming the task, if a worker died.
+    ``num_workers`` None is one per available core. Closing the generator kills the workers. Raises a
+    FluxtrainError that ``function`` raised as it is, and FluxtrainError, naming the task, if a worker died.
     """
     rest = iter(tasks)
-    first = list(islice(rest, num_workers))
+    first = list(islice(rest, num_workers or len(os.sched_getaffinity(0))))
     num_workers = len(first)  # more would have nothing to do
     remaining = enumerate(chain(first, rest))
     outcomes, num_started, num_yielded = dict[int, Outcome](), 0, 0
@@ -280,10 +276,8 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Write ``content`` to ``path`` atomically and flush it to the disk."""
-    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    with atomic_write(path) as partial:
+        write_to_disk(partial, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def _has_entries(output: Path) -> bool:
