@@ -6,6 +6,7 @@ import io
 import json
 import re
 import time
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,25 +133,25 @@ def test_a_missing_input_is_an_error_that_names_the_field(
     assert raised.value.path == f"spec.run.prepare.{field}"
 
 
+@pytest.mark.parametrize(
+    ("times", "total", "counts", "line"),
+    [
+        ([0, 1, 12, 12.5, 13], 2000, [500] * 3, "clean 1,000/2,000  80.0/s  12 s left\n"),
+        ([0, 12, 12], 100, [120], "clean 120/100  10.0/s  0 s left\n"),  # more than was expected
+    ],
+)
 def test_without_a_terminal_a_line_is_logged_every_ten_seconds(
+    times: list[float],
+    total: int,
+    counts: list[int],
+    line: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    times = iter([0.0, 1.0, 12.0, 12.5, 13.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    clock = iter(times)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stream, reported = io.StringIO(), list[tuple[int, int]]()
-    with ProgressBar(
-        "clean", 2000, stream, on_progress=lambda *counts: reported.append(counts)
-    ) as bar:
-        for _ in range(3):
-            bar.advance(500)
-    assert stream.getvalue() == "clean 1,000/2,000  80.0/s  12 s left\n"
-    assert reported == [(500, 2000), (1000, 2000), (1500, 2000)]
-
-
-def test_more_than_was_expected_leaves_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 12.0, 12.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(times)))
-    stream = io.StringIO()
-    with ProgressBar("clean", 100, stream) as bar:
-        bar.advance(120)
-    assert stream.getvalue() == "clean 120/100  10.0/s  0 s left\n"
+    with ProgressBar("clean", total, stream, on_progress=lambda *at: reported.append(at)) as bar:
+        for count in counts:
+            bar.advance(count)
+    assert stream.getvalue() == line
+    assert reported == [(done, total) for done in accumulate(counts)]

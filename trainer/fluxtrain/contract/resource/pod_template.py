@@ -270,8 +270,7 @@ VariableName = Annotated[
         title="a variable's name: letters, digits and '_', no digit first",
     ),
 ]
-AnnotationValue = Annotated[str, Field(max_length=16_384)]
-VariableValue = Annotated[str, Field(max_length=16_384)]
+LongText = Annotated[str, Field(max_length=16_384)]
 Text = Annotated[str, Field(max_length=4096)]
 Objects = Annotated[list[dict[str, Any]], Field(max_length=64)]
 """Kubernetes objects that are passed on unchecked; the bound is above what any pod has."""
@@ -332,7 +331,7 @@ class TemplateMetadata(ApiModel):
 
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=64)] | None = None
     """Labels of the pods."""
-    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=64)] | None = None
+    annotations: Annotated[dict[LabelKey, LongText], Field(max_length=64)] | None = None
     """Annotations of the pods."""
 
 
@@ -343,7 +342,7 @@ class TemplateVariable(OpenModel):
 
     name: VariableName
     """Name; PET_* and FLUXTRAIN_* are reserved for the operator."""
-    value: VariableValue | None = None
+    value: LongText | None = None
     """Value; credentials belong in a Secret."""
 
 
@@ -354,7 +353,7 @@ class TemplateInitVariable(OpenModel):
 
     name: Annotated[str, Field(max_length=256)]
     """Name."""
-    value: VariableValue | None = None
+    value: LongText | None = None
     """Value; credentials belong in a Secret."""
 
 

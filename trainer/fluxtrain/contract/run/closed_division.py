@@ -207,17 +207,13 @@ def _text(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-# Where a configuration computes otherwise than MLPerf's reference, with the reason of each
-# difference.
-#
-# The one source of a submission's statement. Two kinds of differences: those of fluxtrain's own
-# design, which hold for every run or follow from a field, and fields that the reference fixes and
-# the run changes.
-
-
 @dataclass(frozen=True)
 class Deviation:
-    """One difference: what it is about, what the reference does, what the run did, and why."""
+    """Where a run computes otherwise than MLPerf's reference: what it is about, what both do, and why.
+
+    The one source of a submission's statement: differences of fluxtrain's design, which hold for every run or
+    follow from a field, and fields that the reference fixes and the run changes.
+    """
 
     topic: str
     reference: str
@@ -353,13 +349,6 @@ def _names(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-# Learning rates and warm-ups of MLCommons' reference runs by batch size: those of the presets
-# ``mlperf-*``.
-#
-# Source: the reference convergence points of ``flux1`` in rulesets 6.0.0 and 6.1.0 of ``mlperf-
-# logging``.
-
-
 SIZE = "schedule.global_batch_size"
 FIELDS = ("optim.learning_rate", "schedule.warmup_steps")
 """Fields that a closed run has to give at other batch sizes."""
@@ -382,7 +371,8 @@ REFERENCE_SCHEDULES: Mapping[int, ReferenceSchedule] = {
     2048: ReferenceSchedule(2.5e-4, 0),
     4096: ReferenceSchedule(4e-4, 100),
 }
-"""The schedules by global batch size."""
+"""By global batch size: learning rates and warm-ups of MLCommons' reference runs, and of the presets
+``mlperf-*``, from the reference convergence points of ``flux1`` in rulesets 6.0.0 and 6.1.0."""
 MESSAGE = (
     f"must be one of {', '.join(map(str, REFERENCE_SCHEDULES))}, for which the reference has a learning "
     f"rate, or {' and '.join(FIELDS)} must be given"
