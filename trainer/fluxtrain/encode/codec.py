@@ -11,8 +11,10 @@ pixels.
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -89,89 +91,37 @@ class AttentionBlock(nn.Module):
         return features
 
 
-class Middle(nn.Module):
-    """The innermost layers of encoder and decoder, at latent size."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.block_1 = ResidualBlock(channels, channels)
-        self.attn_1 = AttentionBlock(channels)
-        self.block_2 = ResidualBlock(channels, channels)
-
-    def forward(self, x: Features) -> Features:
-        """Return the features at the same size."""
-        features: Tensor = self.block_2(self.attn_1(self.block_1(x)))
-        return features
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Return ``layers`` one after another, by their names in the published weights."""
+    return nn.Sequential(OrderedDict(layers))
 
 
-class Downsample(nn.Module):
-    """Halves the size by a strided convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
-
-    def forward(self, x: Features) -> Features:
-        """Return ``x`` at half its size; the border is padded right and below only."""
-        features: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
-        return features
+def middle(channels: int) -> nn.Sequential:
+    """Return the innermost layers of encoder and decoder, at latent size."""
+    return named(
+        block_1=ResidualBlock(channels, channels),
+        attn_1=AttentionBlock(channels),
+        block_2=ResidualBlock(channels, channels),
+    )
 
 
-class Upsample(nn.Module):
-    """Doubles the size by nearest-neighbour upsampling and a convolution."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = conv(channels, channels)
-
-    def forward(self, x: Features) -> Features:
-        """Return ``x`` at twice its size."""
-        features: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
-        return features
+def downsample(channels: int) -> nn.Sequential:
+    """Return a strided convolution that halves the size; the border is padded right and below only."""
+    return named(pad=nn.ZeroPad2d((0, 1, 0, 1)), conv=nn.Conv2d(channels, channels, 3, stride=2))
 
 
-class Level(nn.Module):
-    """Residual blocks at one size; subclasses change the size afterwards."""
-
-    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
-        """Make ``blocks`` blocks, the first of which changes the channels."""
-        super().__init__()
-        widths = [inputs] + [outputs] * blocks
-        self.block = nn.ModuleList(map(ResidualBlock, widths[:-1], widths[1:]))
-
-    def forward(self, x: Features) -> Features:
-        """Return the features at the same size."""
-        for block in self.block:
-            x = block(x)
-        return x
+def upsample(channels: int) -> nn.Sequential:
+    """Return nearest-neighbour upsampling to twice the size, and a convolution."""
+    return named(repeat=nn.Upsample(scale_factor=2.0), conv=conv(channels, channels))
 
 
-class DownLevel(Level):
-    """A level of the encoder."""
-
-    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
-        """Halve the size afterwards, unless this is the ``last`` level."""
-        super().__init__(inputs, outputs, _BLOCKS)
-        self.downsample = None if last else Downsample(outputs)
-
-    def forward(self, x: Features) -> Features:
-        """Return the next level's input."""
-        x = super().forward(x)
-        return x if self.downsample is None else self.downsample(x)
-
-
-class UpLevel(Level):
-    """A level of the decoder."""
-
-    def __init__(self, inputs: int, outputs: int, last: bool) -> None:
-        """Double the size afterwards, unless this is the ``last`` level."""
-        super().__init__(inputs, outputs, _BLOCKS + 1)
-        self.upsample = None if last else Upsample(outputs)
-
-    def forward(self, x: Features) -> Features:
-        """Return the next level's input."""
-        x = super().forward(x)
-        return x if self.upsample is None else self.upsample(x)
+def level(
+    inputs: int, outputs: int, blocks: int, **resize: Callable[[int], nn.Module]
+) -> nn.Sequential:
+    """Return residual blocks at one size, the first of which changes the channels, then ``resize``."""
+    widths = [inputs] + [outputs] * blocks
+    block = nn.Sequential(*map(ResidualBlock, widths[:-1], widths[1:]))
+    return named(block=block, **{name: make(outputs) for name, make in resize.items()})
 
 
 class Encoder(nn.Module):
@@ -181,19 +131,18 @@ class Encoder(nn.Module):
         """Make the layers for ``width`` channels at full size."""
         super().__init__()
         widths = [width * multiple for multiple in _MULTIPLES]
-        lasts = [False, False, False, True]
+        *others, last = pairwise([width, *widths])
         self.conv_in = conv(3, width)
-        self.down = nn.ModuleList(map(DownLevel, [width, *widths], widths, lasts))
-        self.mid = Middle(widths[-1])
+        levels = (level(*channels, _BLOCKS, downsample=downsample) for channels in others)
+        self.down = nn.Sequential(*levels, level(*last, _BLOCKS))
+        self.mid = middle(widths[-1])
         self.norm_out = norm(widths[-1])
         self.conv_out = conv(widths[-1], 2 * latent_channels)
 
     def forward(self, images: Images) -> Float[Tensor, "b 2*ch h w"]:
         """Return mean and log variance, concatenated along the channels."""
-        x = self.conv_in(images)
-        for level in self.down:
-            x = level(x)
-        moments: Tensor = self.conv_out(F.silu(self.norm_out(self.mid(x))))
+        x = self.mid(self.down(self.conv_in(images)))
+        moments: Tensor = self.conv_out(F.silu(self.norm_out(x)))
         return moments
 
 
@@ -204,17 +153,18 @@ class AutoencoderDecoder(nn.Module):
         """Make the layers for ``width`` channels at full size."""
         super().__init__()
         widths = [width * multiple for multiple in _MULTIPLES]
-        lasts = [True, False, False, False]
+        last, *others = zip([*widths[1:], widths[-1]], widths, strict=True)
         self.conv_in = conv(latent_channels, widths[-1])
-        self.mid = Middle(widths[-1])
-        self.up = nn.ModuleList(map(UpLevel, [*widths[1:], widths[-1]], widths, lasts))
+        self.mid = middle(widths[-1])
+        levels = (level(*channels, _BLOCKS + 1, upsample=upsample) for channels in others)
+        self.up = nn.ModuleList([level(*last, _BLOCKS + 1), *levels])
         self.norm_out = norm(width)
         self.conv_out = conv(width, 3)
 
     def forward(self, latents: Latents) -> Images:
         x = self.mid(self.conv_in(latents))
-        for level in reversed(self.up):
-            x = level(x)
+        for each in reversed(self.up):
+            x = each(x)
         images: Tensor = self.conv_out(F.silu(self.norm_out(x)))
         return images
 
@@ -297,14 +247,12 @@ class Residual(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.widen = nn.Conv2d(width, width, 3, padding=1)
-        self.narrow = nn.Conv2d(width, width, 3, padding=1)
+        self.widen, self.narrow = conv(width, width), conv(width, width)
         zero_init(self.narrow)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
         """Return ``x`` plus the correction."""
-        silu = nn.functional.silu
-        corrected: Tensor = x + self.narrow(silu(self.widen(silu(x))))
+        corrected: Tensor = x + self.narrow(F.silu(self.widen(F.silu(x))))
         return corrected
 
 
@@ -328,7 +276,7 @@ class PatchAutoencoder(nn.Module):
         self.synthesis = nn.Sequential(nn.Conv2d(channels, patch_pixels, 1), nn.PixelShuffle(PATCH))
         self.encoder = nn.Sequential(
             nn.PixelUnshuffle(half),
-            nn.Conv2d(3 * half**2, 32, 3, padding=1),
+            conv(3 * half**2, 32),
             nn.SiLU(),
             nn.PixelUnshuffle(2),
             nn.Conv2d(128, 64, 1),
@@ -337,7 +285,7 @@ class PatchAutoencoder(nn.Module):
             nn.Conv2d(64, channels, 1),
         )
         self.decoder = nn.Sequential(
-            nn.Conv2d(channels, coarse, 3, padding=1),
+            conv(channels, coarse),
             Residual(coarse),
             Residual(coarse),
             nn.SiLU(),
@@ -345,7 +293,7 @@ class PatchAutoencoder(nn.Module):
             nn.PixelShuffle(2),
             Residual(fine),
             nn.SiLU(),
-            nn.Conv2d(fine, 3 * half**2, 3, padding=1),
+            conv(fine, 3 * half**2),
             nn.PixelShuffle(half),
         )
         self.register_buffer("latent_mean", torch.zeros(1, channels, 1, 1))
