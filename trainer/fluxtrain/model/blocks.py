@@ -5,10 +5,6 @@ Axes: b batch, n image tokens, l text tokens, s = l + n, d hidden, h heads, k he
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
 import torch
 from einops import rearrange
 from jaxtyping import Float
@@ -220,29 +216,15 @@ class QKNorm(nn.Module):
         return self.query_norm(q), self.key_norm(k)
 
 
-# Attention of the frozen encoders, whatever a run names for its model.
+any_attention = sdpa_kernel(
+    [
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+)
+"""Lets torch choose the attention of frozen encoders: T5's has a bias, the autoencoder's 512 channels a head.
 
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-_ALL = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-
-
-def any_attention(function: Callable[P, T]) -> Callable[P, T]:
-    """Let torch choose the attention of ``function``: T5's has a bias, the autoencoder's 512 channels a head.
-
-    What ``spec.run.parallel.attention`` names may compute neither.
-    """
-
-    @wraps(function)
-    def call(*arguments: P.args, **options: P.kwargs) -> T:
-        with sdpa_kernel(_ALL):
-            return function(*arguments, **options)
-
-    return call
+What ``spec.run.parallel.attention`` names may compute neither.
+"""

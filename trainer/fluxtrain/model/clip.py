@@ -22,7 +22,13 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.model.blocks import any_attention
 from fluxtrain.model.cost import BYTES
-from fluxtrain.model.layers import CLIP_LAYERS, CLIP_MLP_RATIO, AdaptedLayer, clip_layers
+from fluxtrain.model.layers import (
+    CLIP_LAYERS,
+    CLIP_MLP_RATIO,
+    AdaptedLayer,
+    clip_layers,
+    padded,
+)
 
 CLIP_LENGTH = 77
 """Tokens that CLIP's text model was trained on."""
@@ -75,12 +81,13 @@ class _TextModel(nn.Module):
     def __init__(self, shape: ClipShape) -> None:
         super().__init__()
         self.embeddings = _Embeddings(shape)
-        self.encoder = _Layers(shape)
+        layers = nn.ModuleList(_Layer(shape) for _ in range(CLIP_LAYERS))
+        self.encoder = nn.ModuleDict({"layers": layers})
         self.final_layer_norm = nn.LayerNorm(shape.width, eps=shape.eps)
 
     def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         states = self.embeddings(ids)
-        for layer in self.encoder.layers:
+        for layer in self.encoder["layers"]:
             states = layer(states)
         final: Tensor = self.final_layer_norm(states)
         return final
@@ -95,12 +102,6 @@ class _Embeddings(nn.Module):
     def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         states: Tensor = self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
         return states
-
-
-class _Layers(nn.Module):
-    def __init__(self, shape: ClipShape) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer(shape) for _ in range(CLIP_LAYERS))
 
 
 class _Layer(nn.Module):
@@ -162,8 +163,7 @@ def frozen_clip_parameters(
     """
     if adapter is None or adapter.clip is None:
         return 0
-    shapes = _shapes(ClipShape.of(model))
-    return sum(-(-rows // num_shards) * num_shards * prod(rest) for rows, *rest in shapes)
+    return sum(padded(shape, num_shards) for shape in _shapes(ClipShape.of(model)))
 
 
 @lru_cache(maxsize=16)

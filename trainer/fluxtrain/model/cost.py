@@ -9,7 +9,7 @@ width, r the MLP's width over h; one unit is a tensor of the block's tokens, h w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, repeat
@@ -20,7 +20,6 @@ from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.model import TIMESTEP_DIM, ModelConfig
 from fluxtrain.model.layers import (
     adapters_of_blocks,
-    block_index,
     block_layers,
     block_number,
     entries,
@@ -191,8 +190,7 @@ def scores_bytes(config: RunConfig) -> int:
     """Return the bytes of one sample's attention weights in one block, float32; only ``math`` keeps them."""
     if config.parallel.attention != "math":
         return 0
-    tokens = config.image_tokens + config.data.text_length
-    return _FLOAT32 * config.model.num_heads * tokens * tokens
+    return _FLOAT32 * config.model.num_heads * _tokens(config) ** 2
 
 
 def _units_less_in_fp8(config: RunConfig, inputs: float) -> float:
@@ -219,26 +217,23 @@ def _units_of_math(config: RunConfig, casted: int) -> int:
 def _query_key_norms(config: RunConfig) -> float:
     """Return the bytes per token that the eager norms of q and k, in float32, save."""
     hidden = config.model.hidden_size
-    normalised = (
-        2.0 if config.adapter is None else 0.0
-    )  # frozen norms do not need q and k after them
+    # frozen norms do not need q and k after them
+    normalised = 2.0 if config.adapter is None else 0.0
     if config.precision.compute == "float32":
         return (3.0 + normalised) * _FLOAT32 * hidden  # the projection: q, k, v
     return (2.0 + normalised) * _FLOAT32 * hidden  # q and k in float32
 
 
 def _per_head(model: ModelConfig) -> int:
-    return (
-        model.num_heads * _FLOAT32
-    )  # the norms of q and k, and attention, save one number per head
+    """Return the bytes per token of one number per head, which the norms of q and k, and attention, save."""
+    return model.num_heads * _FLOAT32
 
 
 def first_layers_bytes(config: RunConfig) -> int:
     """Return the bytes that the embeddings save for one sample, among them the model's inputs."""
     width, model = BYTES[config.precision.compute], config.model
-    embedded = (
-        config.image_tokens * model.in_channels + config.data.text_length * model.context_in_dim
-    )
+    image, text = config.image_tokens, config.data.text_length
+    embedded = image * model.in_channels + text * model.context_in_dim
     vectors = model.vec_in_dim + TIMESTEP_DIM + 10 * model.hidden_size
     return (embedded + vectors) * width
 
@@ -311,24 +306,20 @@ def double_block_moments(config: RunConfig) -> BlockMoments:
     mlp = 2 * ratio + 3  # units of a stream: both sides of GELU, norm, modulated input, output
     is_float32 = config.precision.compute == "float32"
     held = 6 if is_float32 else 9
+    first = int(ratio * square)
     moments = [
         # gradients of both outputs and of GELU's output, and the last layer's weight gradient
-        Moment(int(both + ratio * text), int(ratio * square)),
+        Moment(int(both + ratio * text), first),
         Moment(int(both + ratio * image - mlp * text), int(3 * ratio * square)),
         # attention, whose output's projections are freed too: the gradients of q, k and v
         Moment(int((3 - mlp) * both), int((4 * ratio + 2) * square)),
     ]
     forward = held * both
-    if scores := scores_bytes(
-        config
-    ):  # their softmax, in both passes, or the end of the forward pass
+    # their softmax, in both passes, or the end of the forward pass
+    if scores := scores_bytes(config):
         forward = max(forward, scores - 8 * both) if is_float32 else max(10 * both, scores)
         moments.append(Moment(2 * scores - 12 * both, int((4 * ratio + 2) * square)))
-    if _rounds_eagerly(config):
-        peaks = _ROUNDING[config.precision.fp8, "double"]
-        forward = max(forward, _copies(config, peaks[0]))
-        moments.append(Moment(_copies(config, peaks[1]), int(ratio * square)))
-    return _of(config, saved_by_double_block(config), Moment(forward, 0), moments)
+    return _with_rounding(config, "double", saved_by_double_block(config), forward, moments)
 
 
 def single_block_moments(config: RunConfig) -> BlockMoments:
@@ -339,40 +330,37 @@ def single_block_moments(config: RunConfig) -> BlockMoments:
     are freed; later the gradient of the first projection's output.
     """
     unit, hidden, ratio = _unit(config), config.model.hidden_size, config.model.mlp_ratio
-    tokens, square = (config.image_tokens + config.data.text_length) * unit, hidden * hidden
-    saved = saved_by_single_block(config)
+    tokens, square = _tokens(config) * unit, hidden * hidden
+    saved, first = saved_by_single_block(config), int((1 + ratio) * square)
+    late = int((8 + ratio) * tokens) - saved.bytes(_tokens(config))
     moments = [
-        Moment(int((3 + ratio) * tokens), int((1 + ratio) * square)),
-        Moment(
-            int((8 + ratio) * tokens) - saved.bytes(_tokens(config)), int((4 + 2 * ratio) * square)
-        ),
+        Moment(int((3 + ratio) * tokens), first),
+        Moment(late, int((4 + 2 * ratio) * square)),
     ]
     forward = int((ratio + 2) * tokens)
     if scores := scores_bytes(config):  # as in a double-stream block
         is_float32 = config.precision.compute == "float32"
         held, beside, freed = (1, -2, 0) if is_float32 else (5, 2, 8)
         forward = max(forward + held * tokens, scores + beside * tokens)
-        moments.append(Moment(2 * scores - freed * tokens, int((1 + ratio) * square)))
-    if _rounds_eagerly(config):
-        peaks = _ROUNDING[config.precision.fp8, "single"]
-        forward = max(forward, _copies(config, peaks[0]))
-        moments.append(Moment(_copies(config, peaks[1]), int((1 + ratio) * square)))
-    return _of(config, saved, Moment(forward, 0), moments)
+        moments.append(Moment(2 * scores - freed * tokens, first))
+    return _with_rounding(config, "single", saved, forward, moments)
 
 
-def _rounds_eagerly(config: RunConfig) -> bool:
-    """Return whether rounding to fp8 makes copies; the compiler fuses it."""
-    return config.precision.fp8 != "none" and not config.parallel.compiles(has_gpu=True)
+def _with_rounding(
+    config: RunConfig, kind: str, saved: Saved, forward: int, backward: list[Moment]
+) -> BlockMoments:
+    """Return the moments of a kind of block, and those of rounding to fp8, which the compiler fuses.
 
-
-def _copies(config: RunConfig, units: float) -> int:
-    """Return the bytes of ``units`` per token, of two bytes each, whatever the compute dtype."""
-    return int(units * _tokens(config) * config.model.hidden_size * 2)
-
-
-def _of(config: RunConfig, saved: Saved, forward: Moment, backward: list[Moment]) -> BlockMoments:
+    The gradients are then those of the first moment of the backward pass.
+    """
     tokens = _tokens(config)
-    return BlockMoments(saved.bytes(tokens), tokens * _unit(config), forward, tuple(backward))
+    if config.precision.fp8 != "none" and not config.parallel.compiles(has_gpu=True):
+        wide = tokens * config.model.hidden_size * 2  # bytes of a unit, whatever the compute dtype
+        copies, late = (int(units * wide) for units in _ROUNDING[config.precision.fp8, kind])
+        forward = max(forward, copies)
+        backward = [*backward, Moment(late, backward[0].gradients)]
+    inputs = tokens * _unit(config)
+    return BlockMoments(saved.bytes(tokens), inputs, Moment(forward, 0), tuple(backward))
 
 
 def _tokens(config: RunConfig) -> int:
@@ -418,7 +406,7 @@ def _largest_products(model: ModelConfig, adapter: AdapterConfig) -> tuple[int, 
     """
     largest = [0] * model.num_blocks
     for layer in block_layers(model, adapter) if adapter.kind == "loha" else ():
-        index = block_index(layer, model)
+        index = block_number(layer.name, model)
         largest[index] = max(largest[index], layer.outputs * layer.inputs)
     return tuple(largest)
 
@@ -431,7 +419,7 @@ def _saved_of_blocks(
     counts = [0] * model.num_blocks
     for layer in block_layers(model, adapter):
         rows = rows_of(layer.name, image_tokens, text_length)
-        counts[block_index(layer, model)] += rows * layer.saved
+        counts[block_number(layer.name, model)] += rows * layer.saved
     return tuple(counts)
 
 
@@ -455,18 +443,28 @@ def unsaved_inputs(config: RunConfig, index: int) -> UnsavedInputs:
     if config.adapter is None:
         return UnsavedInputs(0, ())
     adapted = _adapted(config.model, config.adapter)[index]
+    ratio = config.model.mlp_ratio
+
+    def unsaved(tokens: int, inputs: Mapping[str, float], modulation: str) -> int:
+        """Return the bytes of ``inputs`` of layers, in units, and of what ``modulation`` scales and gates."""
+        units = sum(size for name, size in inputs.items() if name not in adapted)
+        if modulation not in adapted and not config.trains_clip:
+            # an output and a norm, which compiled blocks compute again; CLIP's vector needs a gradient
+            units += 1 if config.parallel.compiles(has_gpu=True) else 2
+        return int(units * _unit(config) * tokens)
+
     if index >= config.model.depth:
-        total = _single_block(config, adapted)
+        inputs = {"linear1": 1, "linear2": 1 + ratio}
+        total = unsaved(_tokens(config), inputs, "modulation.lin")
         return UnsavedInputs(total, (0, total))
-    lengths = {"txt": config.data.text_length, "img": config.image_tokens}
-    attention, mlp = (
-        [
-            int(units(config, adapted, name) * _unsaved_unit(config) * n)
-            for name, n in lengths.items()
-        ]
-        for units in (_attention_units, _mlp_units)
-    )
-    return UnsavedInputs(sum(attention) + sum(mlp), (0, mlp[0], sum(mlp)))
+    attention, mlp = 0, []
+    for stream, tokens in (("txt", config.data.text_length), ("img", config.image_tokens)):
+        modulation = f"{stream}_mod.lin"
+        inputs = {f"{stream}_attn.qkv": 1, f"{stream}_attn.proj": 1}
+        attention += unsaved(tokens, inputs, modulation)
+        inputs = {f"{stream}_mlp.0": 1, f"{stream}_mlp.2": ratio}
+        mlp.append(unsaved(tokens, inputs, modulation))
+    return UnsavedInputs(attention + sum(mlp), (0, mlp[0], sum(mlp)))
 
 
 @lru_cache(maxsize=16)  # a plan asks for each block, at each micro batch that it tries
@@ -476,36 +474,6 @@ def _adapted(model: ModelConfig, adapter: AdapterConfig) -> tuple[frozenset[str]
     for layer in block_layers(model, adapter):
         found[block_number(layer.name, model)].add(layer.name.split(".", 2)[2])
     return tuple(map(frozenset, found))
-
-
-def _single_block(config: RunConfig, adapted: frozenset[str]) -> int:
-    units = 1.0 * ("linear1" not in adapted)
-    units += (1 + config.model.mlp_ratio) * ("linear2" not in adapted)
-    units += _modulation_units(config, "modulation.lin" in adapted)
-    return int(units * _unsaved_unit(config) * (config.image_tokens + config.data.text_length))
-
-
-def _attention_units(config: RunConfig, adapted: frozenset[str], stream: str) -> float:
-    inputs = sum(f"{stream}_attn.{name}" not in adapted for name in ("qkv", "proj"))
-    return inputs + _modulation_units(config, f"{stream}_mod.lin" in adapted)
-
-
-def _mlp_units(config: RunConfig, adapted: frozenset[str], stream: str) -> float:
-    units = 1.0 * (f"{stream}_mlp.0" not in adapted)
-    units += config.model.mlp_ratio * (f"{stream}_mlp.2" not in adapted)
-    return units + _modulation_units(config, f"{stream}_mod.lin" in adapted)
-
-
-def _modulation_units(config: RunConfig, is_adapted: bool) -> int:
-    """Return the units of a norm, which compiled blocks compute again, and of an output."""
-    if is_adapted or config.trains_clip:  # CLIP's pooled vector then needs a gradient
-        return 0
-    return 1 if config.parallel.compiles(has_gpu=True) else 2
-
-
-def _unsaved_unit(config: RunConfig) -> int:
-    """Return the bytes of one token as wide as the model."""
-    return config.model.hidden_size * BYTES[config.precision.compute]
 
 
 BUFFERS = 2

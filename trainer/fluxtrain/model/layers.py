@@ -134,9 +134,9 @@ class Kronecker:
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of the parameters by LyCORIS' names."""
         found = dict[str, Shape]()
-        factors = (("lokr_w1", self.first), ("lokr_w2", self.second))
-        for (name, shape), is_low in zip(
-            factors, (self.is_first_low, self.is_second_low), strict=True
+        for name, shape, is_low in (
+            ("lokr_w1", self.first, self.is_first_low),
+            ("lokr_w2", self.second, self.is_second_low),
         ):
             if is_low:
                 found |= {f"{name}_a": (shape[0], self.rank), f"{name}_b": (self.rank, shape[1])}
@@ -358,19 +358,23 @@ def adapters_of_blocks(
     """Return the adapters' parameters of each block, double blocks first, rounded up in the same way."""
     counts = [0] * model.num_blocks
     for layer in block_layers(model, adapter):
-        counts[block_index(layer, model)] += _padded(layer, num_shards)
+        counts[block_number(layer.name, model)] += _padded(layer, num_shards)
     return tuple(counts)
 
 
 def _padded(layer: AdaptedLayer, num_shards: int) -> int:
-    """Return the parameters of ``layer``'s adapter; rows are rounded up to a multiple of the shards."""
-    shapes = layer.shapes.values()
-    return sum(-(-rows // num_shards) * num_shards * prod(rest) for rows, *rest in shapes)
+    return sum(padded(shape, num_shards) for shape in layer.shapes.values())
 
 
-def block_index(layer: AdaptedLayer, model: ModelConfig) -> int:
-    """Return the number of the block of ``layer``, double blocks first."""
-    return block_number(layer.name, model)
+def padded(shape: Shape, num_shards: int) -> int:
+    """Return the values of a tensor whose rows are rounded up to a multiple of the shards, as FSDP2 does."""
+    return num_shards * values_of_shard(shape, num_shards)
+
+
+def values_of_shard(shape: Shape, num_shards: int) -> int:
+    """Return the values in the largest of ``num_shards`` blocks of rows."""
+    rows, *columns = shape
+    return -(-rows // num_shards) * prod(columns)
 
 
 def block_number(name: str, model: ModelConfig) -> int:

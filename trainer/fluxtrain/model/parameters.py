@@ -6,7 +6,6 @@ import hashlib
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,10 @@ from fluxtrain.model.layers import (
     AdaptedLayer,
     adapters_of_blocks,
     block_layers,
+    block_number,
     count_adapter_parameters,
     entries,
+    padded,
 )
 
 
@@ -85,9 +86,7 @@ def count_parameters(config: ModelConfig, num_shards: int = 1) -> ParameterCount
     """
     counts = Counter[str]()
     for entry in entries(config.one_of_each):
-        rows, *columns = entry.shape
-        padded = -(-rows // num_shards) * num_shards
-        counts[entry.name.partition(".")[0]] += padded * prod(columns)
+        counts[entry.name.partition(".")[0]] += padded(entry.shape, num_shards)
     blocks = [count * (counts.pop(kind),) for kind, count in config.depths.items()]
     return ParameterCounts(sum(blocks, ()), counts.total(), counts["final_layer"])
 
@@ -98,9 +97,7 @@ def gathered_in_fp8(config: RunConfig, num_shards: int = 1) -> list[list[int]]:
     for entry in entries(config.model.one_of_each) if config.precision.fp8 == "tensorwise" else ():
         layer, _, kind = entry.name.rpartition(".")
         if kind == "weight" and is_in_fp8(layer):
-            rows, columns = entry.shape
-            padded = -(-rows // num_shards) * num_shards
-            sizes[entry.name.partition(".")[0]].append(padded * columns)
+            sizes[entry.name.partition(".")[0]].append(padded(entry.shape, num_shards))
     return [sizes[kind] for kind, count in config.model.depths.items() for _ in range(count)]
 
 
@@ -176,7 +173,9 @@ def run_flops(config: RunConfig, image_tokens: int | None = None) -> int:
     if config.adapter is None:
         return training_flops(*sizes)
     layers = block_layers(config.model, config.adapter)
-    first = 0 if config.trains_clip else min(_block_of(config, layer.name) for layer in layers)
+    first = (
+        0 if config.trains_clip else min(block_number(each.name, config.model) for each in layers)
+    )
     tokens = image_tokens + config.data.text_length
     attention = 4 * tokens * tokens * config.model.hidden_size
     trained_blocks = config.model.num_blocks - first
@@ -239,13 +238,7 @@ def _passes_gradient(config: RunConfig, layer: Linear, first: int, adapted: set[
         return False
     if not layer.name.startswith(BLOCKS):
         return True
-    block, name = _block_of(config, layer.name), layer.name.removesuffix(".weight")
+    block, name = block_number(layer.name, config.model), layer.name.removesuffix(".weight")
     if block == first and name.endswith((".linear1", "_attn.qkv")):
         return name.replace("linear1", "modulation.lin").replace("attn.qkv", "mod.lin") in adapted
     return block >= first
-
-
-def _block_of(config: RunConfig, name: str) -> int:
-    """Return the number of a layer's block, double blocks first."""
-    blocks, number, *_ = name.split(".")
-    return int(number) + (config.model.depth if blocks == "single_blocks" else 0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import prod
 
 from fluxtrain.contract.run.adapter import AdapterConfig
 from fluxtrain.contract.run.config import AUTO, RunConfig, Sharding
 from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.contract.run.optim import QUANTIZED_BLOCK, is_quantized
-from fluxtrain.model.layers import Shape, adapted_layers, entries
+from fluxtrain.model.layers import Shape, adapted_layers, entries, values_of_shard
 
 _FLOAT32, _FLOAT64 = 4, 8
 _SLOTS = 2
@@ -41,8 +40,8 @@ def snapshot_bytes(config: RunConfig, rank_counts: Sequence[int], ranks_per_node
 
 def image_bytes(config: RunConfig, num_shards: int) -> int:
     """Return the bytes of the largest of ``num_shards`` parts of the training state."""
-    shapes = list(trained_shapes(config))
-    weights = sum(_values_of(shape, num_shards) * count for shape, count in shapes)
+    shapes = list(trained_shapes(config.model, config.adapter))
+    weights = sum(values_of_shard(shape, num_shards) * count for shape, count in shapes)
     numbers = config.optim.state_values * weights
     if config.optim.kind.is_factored:
         numbers += _factored_values(shapes, num_shards)
@@ -60,25 +59,21 @@ def quantized_bytes(config: RunConfig, num_shards: int) -> int:
 @lru_cache(maxsize=16)  # a plan asks for them at each micro batch that it tries
 def _bytes_in_8_bits(model: ModelConfig, adapter: AdapterConfig | None, num_shards: int) -> int:
     total = 0
-    for shape, count in _trained_shapes(model, adapter):
-        values = _values_of(shape, num_shards)
+    for shape, count in trained_shapes(model, adapter):
+        values = values_of_shard(shape, num_shards)
         if is_quantized(shape):
             blocks = -(-shape[1] // QUANTIZED_BLOCK)
-            values += _FLOAT32 * _values_of((shape[0], blocks), num_shards)
+            values += _FLOAT32 * values_of_shard((shape[0], blocks), num_shards)
         else:
             values *= _FLOAT32
         total += values * count
     return total
 
 
-def trained_shapes(config: RunConfig) -> Iterator[tuple[Shape, int]]:
-    """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
-    return _trained_shapes(config.model, config.adapter)
-
-
-def _trained_shapes(
+def trained_shapes(
     model: ModelConfig, adapter: AdapterConfig | None
 ) -> Iterator[tuple[Shape, int]]:
+    """Yield the shapes of the trained parameters, each with the number of parameters that it stands for."""
     if adapter is not None:
         for layer in adapted_layers(model, adapter):
             yield from ((shape, 1) for shape in layer.shapes.values())
@@ -87,17 +82,11 @@ def _trained_shapes(
         yield entry.shape, model.depths.get(entry.name.partition(".")[0], 1)
 
 
-def _values_of(shape: Shape, num_shards: int) -> int:
-    """Return the values in the largest of ``num_shards`` blocks of rows."""
-    rows, *columns = shape
-    return -(-rows // num_shards) * prod(columns)
-
-
 def _factored_values(shapes: Sequence[tuple[Shape, int]], num_shards: int) -> int:
     """Return the numbers of a factored moment: of each row, and a part of all matrices' columns."""
-    rows = sum(_values_of(shape[:1], num_shards) * count for shape, count in shapes)
+    rows = sum(values_of_shard(shape[:1], num_shards) * count for shape, count in shapes)
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
-    return rows + _values_of((columns,), num_shards)
+    return rows + values_of_shard((columns,), num_shards)
 
 
 _HELD = 2

@@ -86,7 +86,7 @@ def _optimizer_sums(config: RunConfig) -> tuple[int, int]:
     kind = config.optim.kind
     if not kind.is_factored:
         return int(kind.summed_values > 0), kind.summed_values * _FLOAT64
-    shapes = list(trained_shapes(config))
+    shapes = list(trained_shapes(config.model, config.adapter))
     columns = sum(shape[1] * count for shape, count in shapes if len(shape) == 2)
     return 2, _FLOAT32 * (columns + sum(count for _, count in shapes))
 
