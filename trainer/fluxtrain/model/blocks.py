@@ -28,7 +28,6 @@ class Modulation(nn.Module):
         self.lin = nn.Linear(hidden_size, 3 * triples * hidden_size)
 
     def forward(self, vec: Vec) -> tuple[Triple, ...]:
-        """Return the triples in order."""
         chunks = self.lin(F.silu(vec))[:, None].chunk(3 * self.triples, dim=-1)
         return tuple(chunks[3 * i : 3 * i + 3] for i in range(self.triples))
 
@@ -89,7 +88,6 @@ class DoubleStreamBlock(nn.Module):
         vec: Vec,
         positions: Rotation,
     ) -> tuple[Float[Tensor, "b n d"], Float[Tensor, "b l d"]]:
-        """Return both streams after joint attention and the MLPs."""
         (img_shift, img_scale, img_gate), img_mlp_mod = self.img_mod(vec)
         (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
 
@@ -124,7 +122,6 @@ class SingleStreamBlock(nn.Module):
     def forward(
         self, x: Float[Tensor, "b s d"], vec: Vec, positions: Rotation
     ) -> Float[Tensor, "b s d"]:
-        """Return the stream after attention and MLP."""
         ((shift, scale, gate),) = self.modulation(vec)
         qkv, hidden = self.linear1(modulate(x, shift, scale)).split(self.widths, dim=-1)
         q, k, v = split_heads(qkv, self.num_heads)
@@ -143,7 +140,6 @@ class LastLayer(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 2 * hidden_size))
 
     def forward(self, x: Float[Tensor, "b n d"], vec: Vec) -> Float[Tensor, "b n c"]:
-        """Return the prediction for every token."""
         shift, scale = self.adaLN_modulation(vec)[:, None].chunk(2, dim=-1)
         prediction: Tensor = self.linear(modulate(x, shift, scale))
         return prediction
@@ -212,7 +208,6 @@ class QKNorm(nn.Module):
         self.key_norm = RMSNorm(dim, eps)
 
     def forward(self, q: Heads, k: Heads) -> tuple[Heads, Heads]:
-        """Return normalised queries and keys."""
         return self.query_norm(q), self.key_norm(k)
 
 

@@ -6,6 +6,7 @@ Axes: b batch, l text tokens, d width, h heads, k head width.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -66,7 +67,14 @@ class ClipText(nn.Module):
     def __init__(self, shape: ClipShape) -> None:
         super().__init__()
         self.end_token = shape.end_token
-        self.text_model = _TextModel(shape)
+        layers = nn.Sequential(*(_Layer(shape) for _ in range(CLIP_LAYERS)))
+        self.text_model = nn.Sequential(
+            OrderedDict(
+                embeddings=_Embeddings(shape),
+                encoder=nn.Sequential(OrderedDict(layers=layers)),
+                final_layer_norm=nn.LayerNorm(shape.width, eps=shape.eps),
+            )
+        )
 
     @any_attention
     def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b d"]:
@@ -75,22 +83,6 @@ class ClipText(nn.Module):
         ends = (ids == self.end_token).int().argmax(dim=1)
         index = ends[:, None, None].expand(-1, 1, states.shape[-1])
         return states.gather(1, index).sum(dim=1)  # of one: FSDP2 warns of views
-
-
-class _TextModel(nn.Module):
-    def __init__(self, shape: ClipShape) -> None:
-        super().__init__()
-        self.embeddings = _Embeddings(shape)
-        layers = nn.ModuleList(_Layer(shape) for _ in range(CLIP_LAYERS))
-        self.encoder = nn.ModuleDict({"layers": layers})
-        self.final_layer_norm = nn.LayerNorm(shape.width, eps=shape.eps)
-
-    def forward(self, ids: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
-        states = self.embeddings(ids)
-        for layer in self.encoder["layers"]:
-            states = layer(states)
-        final: Tensor = self.final_layer_norm(states)
-        return final
 
 
 class _Embeddings(nn.Module):

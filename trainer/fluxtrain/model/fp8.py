@@ -183,7 +183,6 @@ class Fp8Linear(nn.Linear):
     """The weight in fp8 while it is gathered; None: each pass rounds it."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return x weight^T + bias."""
         return self.output(x, self.bias, is_told=False)[0]
 
     def output(
@@ -310,7 +309,6 @@ class FrozenLinear(nn.Linear):
     """A linear layer with a frozen weight in 8 bits, and no adapter."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return x W^T + bias."""
         return base_output(self, x, self.bias)
 
 

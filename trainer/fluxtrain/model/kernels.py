@@ -54,7 +54,6 @@ class KernelSingleBlock(SingleStreamBlock):
     """A single-stream block whose heads and GELU are one operation."""
 
     def forward(self, x: Tensor, vec: Vec, positions: Rotation) -> Tensor:
-        """Return the stream after attention and MLP."""
         ((shift, scale, gate),) = self.modulation(vec)
         normed, x = modulated(x, shift, scale)
         projected, *asked = _output(self.linear1, normed)
@@ -71,7 +70,6 @@ class KernelDoubleBlock(DoubleStreamBlock):
     def forward(
         self, img: Tensor, txt: Tensor, vec: Vec, positions: Rotation
     ) -> tuple[Tensor, Tensor]:
-        """Return both streams after joint attention and the MLPs."""
         (img_shift, img_scale, img_gate), img_mlp_mod = self.img_mod(vec)
         (txt_shift, txt_scale, txt_gate), txt_mlp_mod = self.txt_mod(vec)
         of_img, of_txt, length = self.img_attn, self.txt_attn, txt.shape[1]

@@ -245,7 +245,6 @@ class AdaptedLayer:
 
     @property
     def scale(self) -> float:
-        """Return the factor of the update."""
         factors = self.kronecker
         return self.alpha / self.rank if factors is None else factors.scale(self.alpha)
 

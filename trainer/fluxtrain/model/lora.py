@@ -59,14 +59,14 @@ class AdapterDropout:
         factor = torch.ones(shape, dtype=low.dtype, device=low.device)
         if self.adapter:
             factor = factor * _kept(keys ^ _ADAPTER, self.adapter)
-        if self.ranks:
-            places = _numbered(low.shape[-1:], low.device)
-            factor = factor * _kept(places ^ _mixed(keys ^ _RANKS), self.ranks) / (1 - self.ranks)
-        if self.values:
-            places = _numbered(low.shape[1:], low.device)
-            factor = (
-                factor * _kept(places ^ _mixed(keys ^ _VALUES), self.values) / (1 - self.values)
-            )
+        for stream, probability, shape in (
+            (_RANKS, self.ranks, low.shape[-1:]),
+            (_VALUES, self.values, low.shape[1:]),
+        ):
+            if probability:
+                places = _numbered(shape, low.device)
+                kept = _kept(places ^ _mixed(keys ^ stream), probability)
+                factor = factor * kept / (1 - probability)
         return low * factor.to(low.dtype)
 
 
@@ -106,28 +106,36 @@ PARAMETERS = ("lora_A", "lora_B", MAGNITUDE, *_LOKR, *HADAMARD_FACTORS)
 """Names of an adapter's parameters in its layer: down to the rank and up again, or a product's factors."""
 
 
-class LoraLinear(nn.Linear):
+class AdaptedLinear(nn.Linear):
+    """A linear layer plus its adapter, whose update is multiplied by ``scale``."""
+
+    scale: float
+    dropout: AdapterDropout | None
+    keys: Int[Tensor, " b"] | None
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Return ``x``; in training with what ``dropout`` sets to zero, by the ``keys`` of the samples."""
+        if self.training and self.dropout is not None and self.keys is not None:
+            return self.dropout.apply(x, self.keys)
+        return x
+
+
+class LoraLinear(AdaptedLinear):
     """A linear layer plus its adapter: W x + b + scale B A x, with an A for each of ``splits``.
 
-    In training ``dropout`` sets parts of A x to zero, by the ``keys`` of the samples.
+    Dropout sets parts of A x to zero.
     """
 
     lora_A: nn.Parameter  # noqa: N815  (as in LoRA's paper)
     lora_B: nn.Parameter  # noqa: N815
-    scale: float
     splits: tuple[int, ...]
-    dropout: AdapterDropout | None
-    keys: Int[Tensor, " b"] | None
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return the layer's output with the update."""
         return torch.add(base_output(self, x, self.bias), self.update(x), alpha=self.scale)
 
     def update(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Return B A x."""
-        low = F.linear(x, self.lora_A)
-        if self.training and self.dropout is not None and self.keys is not None:
-            low = self.dropout.apply(low, self.keys)
+        low = self.dropped(F.linear(x, self.lora_A))
         if len(self.splits) == 1:
             return F.linear(low, self.lora_B)
         lows = low.chunk(len(self.splits), dim=-1)
@@ -147,7 +155,6 @@ class DoraLinear(LoraLinear):
     """|W| in float32."""
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return the layer's output with the update."""
         total = torch.add(base_output(self, x, None), self.update(x), alpha=self.scale)
         norms = self.row_norms()
         change = (self.base_magnitude - norms + self.magnitude.float()) / norms
@@ -198,7 +205,7 @@ def add_adapters(
         for name, shape in layer.shapes.items():
             empty = torch.empty(shape, dtype=torch.float32, device=device)
             module.register_parameter(name, nn.Parameter(empty))
-        assert isinstance(module, LoraLinear | LokrLinear | LohaLinear)
+        assert isinstance(module, AdaptedLinear)
         module.scale, module.dropout, module.keys = layer.scale, dropout, None
         if isinstance(module, LoraLinear):
             module.splits = layer.splits
@@ -209,7 +216,7 @@ def add_adapters(
             module.factors = factors
 
 
-def _class_of(layer: AdaptedLayer) -> type[nn.Linear]:
+def _class_of(layer: AdaptedLayer) -> type[AdaptedLinear]:
     if not layer.is_low_rank:
         return LohaLinear if layer.is_loha else LokrLinear
     return DoraLinear if layer.is_dora else LoraLinear
@@ -244,7 +251,7 @@ def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
     dropping = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, LoraLinear | LokrLinear | LohaLinear) and module.dropout is not None
+        if isinstance(module, AdaptedLinear) and module.dropout is not None
     }
     if dropping:
         for module, own in zip(dropping.values(), adapter_keys(keys, list(dropping)), strict=True):
@@ -252,17 +259,13 @@ def set_keys(model: Flux, keys: Int[Tensor, " b"]) -> None:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether the parameter ``name`` belongs to an adapter."""
     return name.rpartition(".")[2] in PARAMETERS
 
 
-# LoKr: linear layers whose weight gets a Kronecker product, the only part that is trained.
+class LokrLinear(AdaptedLinear):
+    """A linear layer plus its adapter (LoKr): (W + scale w1 ⊗ w2) x + b, without computing w1 ⊗ w2.
 
-
-class LokrLinear(nn.Linear):
-    """A linear layer plus its adapter: (W + scale w1 ⊗ w2) x + b, without computing w1 ⊗ w2.
-
-    In training ``dropout`` leaves the update of some samples out, by their ``keys``.
+    Dropout leaves the update of some samples out, as in LoHa.
     """
 
     lokr_w1: nn.Parameter
@@ -271,13 +274,9 @@ class LokrLinear(nn.Linear):
     lokr_w2: nn.Parameter
     lokr_w2_a: nn.Parameter
     lokr_w2_b: nn.Parameter
-    scale: float
     factors: Kronecker
-    dropout: AdapterDropout | None
-    keys: Int[Tensor, " b"] | None
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return the layer's output with the update."""
         rows = x.view(*x.shape[:-1], self.factors.first[1], self.factors.second[1])
         if self.factors.is_second_low:
             low = F.linear(F.linear(rows, self.lokr_w2_b), self.lokr_w2_a)
@@ -285,34 +284,21 @@ class LokrLinear(nn.Linear):
             low = F.linear(rows, self.lokr_w2)
         first = self.lokr_w1_a @ self.lokr_w1_b if self.factors.is_first_low else self.lokr_w1
         update = F.linear(low.transpose(-1, -2), first).transpose(-1, -2).flatten(-2)
-        if self.training and self.dropout is not None and self.keys is not None:
-            update = self.dropout.apply(update, self.keys)
+        update = self.dropped(update)
         return base_output(self, x, self.bias).add(update, alpha=self.scale)
 
 
-# LoHa: linear layers whose weight gets a Hadamard product, the only part that is trained.
-
-
-class LohaLinear(nn.Linear):
-    """A linear layer plus its adapter: (W + scale (w1_a w1_b) ⊙ (w2_a w2_b)) x + b.
-
-    In training ``dropout`` leaves the update of some samples out, by their ``keys``.
-    """
+class LohaLinear(AdaptedLinear):
+    """A linear layer plus its adapter (LoHa): (W + scale (w1_a w1_b) ⊙ (w2_a w2_b)) x + b."""
 
     hada_w1_a: nn.Parameter
     hada_w1_b: nn.Parameter
     hada_w2_a: nn.Parameter
     hada_w2_b: nn.Parameter
-    scale: float
-    dropout: AdapterDropout | None
-    keys: Int[Tensor, " b"] | None
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Return the layer's output with the update."""
         factors = self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b
-        update: Tensor = _HadamardProduct.apply(x, *factors)
-        if self.training and self.dropout is not None and self.keys is not None:
-            update = self.dropout.apply(update, self.keys)
+        update = self.dropped(_HadamardProduct.apply(x, *factors))
         return base_output(self, x, self.bias).add(update, alpha=self.scale)
 
 

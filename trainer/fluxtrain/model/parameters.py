@@ -46,7 +46,6 @@ class ParameterCounts:
 
     @property
     def total(self) -> int:
-        """Return all of them."""
         return sum(self.blocks) + self.rest
 
 
