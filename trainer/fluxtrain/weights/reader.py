@@ -265,12 +265,12 @@ class _Location:
 class _FileWeights:
     """Weights in safetensors files; diffusers' are in parts and have the halves of a tensor swapped."""
 
-    def __init__(self, path: Path, locations: dict[str, _Location], keys: _ShapeKeys) -> None:
+    def __init__(self, path: Path, locations: dict[str, _Location], is_bfl: bool) -> None:
         self.path, self._locations = path, locations
         shapes = {name: location.span.shape for name, location in locations.items()}
-        self.model = _infer_model(path, shapes, keys)
+        self.model = _infer_model(path, shapes, is_bfl)
         named = {entry.name: entry for entry in entries(self.model)}
-        if keys is _BFL:
+        if is_bfl:
             named = {name: Entry(name, e.shape, ((name, e.shape[0]),)) for name, e in named.items()}
         self._entries = {
             name: entry
@@ -322,9 +322,9 @@ def _open_files(path: Path, files: list[Path]) -> Weights:
     locations = _with_scales(path, _without_prefix(locations))
     if "img_in.weight" in locations:
         named = {_scale_name(name): location for name, location in locations.items()}
-        return _FileWeights(path, named, _BFL)
+        return _FileWeights(path, named, is_bfl=True)
     if "x_embedder.weight" in locations:
-        return _FileWeights(path, locations, _DIFFUSERS)
+        return _FileWeights(path, locations, is_bfl=False)
     names = ", ".join(sorted(locations)[:3])
     text = f"neither BFL's nor diffusers' FLUX transformer (it has {names} ...)"
     raise DataError(f"{path}: {text}{identify(locations)}")
@@ -369,74 +369,52 @@ def _scale_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class _ShapeKeys:
-    """Names of the tensors of a layout from whose shapes the model is inferred."""
-
-    img: str
-    last: str
-    txt: str
-    vec: str
-    guidance: str
-    head: str
-    double_mlp: str
-    single_mlp: str
-    double_blocks: str
-    single_blocks: str
-    fused: int  # rows of ``single_mlp`` before those of the MLP, in units of the hidden size
-
-
-_BFL = _ShapeKeys(
-    "img_in.weight",
-    "final_layer.linear.weight",
-    "txt_in.weight",
-    "vector_in.in_layer.weight",
-    "guidance_in.in_layer.weight",
-    "query_norm.scale",
-    "img_mlp.0.weight",
-    "linear1.weight",
-    "double_blocks",
-    "single_blocks",
-    fused=3,
-)
-_DIFFUSERS = _ShapeKeys(
-    "x_embedder.weight",
-    "proj_out.weight",
-    "context_embedder.weight",
-    "time_text_embed.text_embedder.linear_1.weight",
-    "time_text_embed.guidance_embedder.linear_1.weight",
-    "attn.norm_q.weight",
-    "ff.net.0.proj.weight",
-    "proj_mlp.weight",
-    "transformer_blocks",
-    "single_transformer_blocks",
-    fused=0,
-)
+_KEYS = {
+    "img": ("img_in.weight", "x_embedder.weight"),
+    "last": ("final_layer.linear.weight", "proj_out.weight"),
+    "txt": ("txt_in.weight", "context_embedder.weight"),
+    "vec": ("vector_in.in_layer.weight", "time_text_embed.text_embedder.linear_1.weight"),
+    "guidance": (
+        "guidance_in.in_layer.weight",
+        "time_text_embed.guidance_embedder.linear_1.weight",
+    ),
+    "head": ("query_norm.scale", "attn.norm_q.weight"),
+    "double_mlp": ("img_mlp.0.weight", "ff.net.0.proj.weight"),
+    "single_mlp": ("linear1.weight", "proj_mlp.weight"),
+    "double_blocks": ("double_blocks", "transformer_blocks"),
+    "single_blocks": ("single_blocks", "single_transformer_blocks"),
+}
+"""BFL's and diffusers' names of the tensors from whose shapes the model is inferred."""
 
 
-def _infer_model(path: Path, shapes: dict[str, Shape], keys: _ShapeKeys) -> ModelConfig:
+def _infer_model(path: Path, shapes: dict[str, Shape], is_bfl: bool) -> ModelConfig:
     """Return the model with tensors of these shapes; raise DataError if they are not a FLUX transformer's."""
 
+    keys = {name: bfl if is_bfl else diffusers for name, (bfl, diffusers) in _KEYS.items()}
+
     def ending(name: str) -> Shape | None:
-        return next((shape for key, shape in shapes.items() if key.endswith(name)), None)
+        return next((shape for key, shape in shapes.items() if key.endswith(keys[name])), None)
 
     try:
-        hidden, in_channels = shapes[keys.img]
-        head = (ending(keys.head) or (0,))[0]
-        double, single = ending(keys.double_mlp), ending(keys.single_mlp)
-        mlp = double[0] if double else (single or (0,))[0] - keys.fused * hidden
+        hidden, in_channels = shapes[keys["img"]]
+        head = (ending("head") or (0,))[0]
+        double, single = ending("double_mlp"), ending("single_mlp")
+        before = (
+            3 * hidden if is_bfl else 0
+        )  # rows of q, k and v, in the same tensor as those of the MLP
+        mlp = double[0] if double else (single or (0,))[0] - before
         values = {
-            "condition": _conditions(in_channels, shapes.get(keys.last, (in_channels,))[0])[0],
+            "condition": _conditions(in_channels, shapes.get(keys["last"], (in_channels,))[0])[0],
             "in_channels": in_channels,
-            "vec_in_dim": shapes[keys.vec][1],
-            "context_in_dim": shapes[keys.txt][1],
+            "vec_in_dim": shapes[keys["vec"]][1],
+            "context_in_dim": shapes[keys["txt"]][1],
             "hidden_size": hidden,
             "num_heads": hidden // head,
             "mlp_ratio": mlp / hidden,
-            "depth": _count(shapes, keys.double_blocks),
-            "depth_single_blocks": _count(shapes, keys.single_blocks),
+            "depth": _count(shapes, keys["double_blocks"]),
+            "depth_single_blocks": _count(shapes, keys["single_blocks"]),
             "axes_dim": _axes(path, head),
-            "guidance_embed": keys.guidance in shapes,
+            "guidance_embed": keys["guidance"] in shapes,
         }
         return validate(ModelConfig, values, "model")
     except KeyError as error:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -22,6 +23,7 @@ from fluxtrain.contract.run.model import ModelConfig
 from fluxtrain.errors import ConfigError, DataError, StorageError
 from fluxtrain.model.layers import Entry, Shape, entries
 from fluxtrain.parallel.distributed import World
+from fluxtrain.runtime.files import Block
 from fluxtrain.runtime.safetensors import content_of, header, read_header
 from fluxtrain.weights.reader import AXES_KEY, Weights, require_complete
 
@@ -30,7 +32,6 @@ LAYOUTS: tuple[Layout, ...] = ("bfl", "diffusers")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 _STEM = "diffusion_pytorch_model"
 _SHARD_BYTES = 10 * 10**9  # diffusers' default
-_CHUNK_BYTES = 1 << 24
 
 
 @dataclass
@@ -64,13 +65,10 @@ class _File:
             raise StorageError(
                 f"{self.path}: the tensors on the disk are not those that were written"
             )
-        with self.path.open("rb") as file:
-            for name, span in spans.items():
-                file.seek(span.offset)
-                if _crc(file, span.num_bytes) != self.checksums[name]:
-                    raise StorageError(
-                        f"{self.path}: {name} on the disk differs from what was written"
-                    )
+        for name, span in spans.items():
+            block = Block(self.path.name, span.offset, span.num_bytes, self.checksums[name])
+            if not block.is_whole_in(self.path.parent):
+                raise StorageError(f"{self.path}: {name} on the disk differs from what was written")
 
 
 def write_weights(
@@ -104,7 +102,7 @@ def write_weights(
             partial.mkdir()
             files = _shards(partial, model, dtype, shard_bytes)
             _write_config_and_index(partial, config, files)
-        _stream(weights, list(entries(model)), files, layout, report_bytes)
+        _stream(weights, files, layout, dtype, report_bytes)
         for file in files:
             file.verify()
         partial.replace(output)
@@ -118,33 +116,30 @@ def write_weights(
 
 def _stream(
     weights: Weights,
-    model_entries: Sequence[Entry],
     files: Sequence[_File],
     layout: Layout,
+    dtype: torch.dtype,
     report_bytes: Callable[[int], object],
 ) -> None:
     """Write each tensor when it is read; ``files`` have them in the same order."""
-    remaining = iter(files)
-    current = next(remaining)
-    by_name = {entry.name: entry for entry in model_entries}
-    handle = current.path.open("wb")
-    try:
-        current.write_header(handle)
-        for name, tensor in weights.read(list(by_name)):
-            is_narrow = current.dtype == torch.float16
-            if not torch.isfinite(tensor.half() if is_narrow else tensor).all():
-                text = " in float16; bfloat16 has a wider range" if is_narrow else ""
-                raise DataError(f"{weights.path}: {name} is not finite{text}")
-            for part, rows in _parts(by_name[name], tensor, layout):
-                if part not in current.shapes:
-                    handle.close()
-                    current = next(remaining)
-                    handle = current.path.open("wb")
-                    current.write_header(handle)
-                current.write(handle, part, rows)
-                report_bytes(rows.numel() * current.dtype.itemsize)
-    finally:
-        handle.close()
+    parts = _read(weights, layout, dtype)
+    for file in files:
+        with file.path.open("wb") as handle:
+            file.write_header(handle)
+            for name, rows in islice(parts, len(file.shapes)):
+                file.write(handle, name, rows)
+                report_bytes(rows.numel() * dtype.itemsize)
+
+
+def _read(weights: Weights, layout: Layout, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors by their names in ``layout``; raise DataError if ``dtype`` cannot have a value."""
+    by_name = {entry.name: entry for entry in entries(weights.model)}
+    is_narrow = dtype == torch.float16
+    for name, tensor in weights.read(list(by_name)):
+        if not torch.isfinite(tensor.half() if is_narrow else tensor).all():
+            text = " in float16; bfloat16 has a wider range" if is_narrow else ""
+            raise DataError(f"{weights.path}: {name} is not finite{text}")
+        yield from _parts(by_name[name], tensor, layout)
 
 
 def _parts(entry: Entry, tensor: Tensor, layout: Layout) -> Iterator[tuple[str, Tensor]]:
@@ -208,17 +203,6 @@ def _diffusers_config(model: ModelConfig) -> dict[str, object]:
         "guidance_embeds": model.guidance_embed,
         "axes_dims_rope": list(model.axes_dim),
     }
-
-
-def _crc(file: BinaryIO, num_bytes: int) -> int:
-    checksum = 0
-    while num_bytes:
-        content = file.read(min(num_bytes, _CHUNK_BYTES))
-        if not content:
-            return -1
-        checksum = zlib.crc32(content, checksum)
-        num_bytes -= len(content)
-    return checksum
 
 
 def _remove(path: Path) -> None:
