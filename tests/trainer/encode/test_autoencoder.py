@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKL
 from safetensors.torch import save, save_file
+from tests.trainer.numerics.predictions import relative_error
 from torch import Tensor
 
 from fluxtrain.contract.run.precision import EncodersConfig
@@ -93,10 +94,6 @@ def reference(autoencoder: Autoencoder) -> AutoencoderKL:
     }
     model.load_state_dict(linear)
     return model.double().eval().requires_grad_(False)
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return ((actual - expected).norm() / expected.norm()).item()
 
 
 def test_parameters_have_the_names_and_shapes_of_the_published_weights() -> None:

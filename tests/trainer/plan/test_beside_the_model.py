@@ -17,14 +17,7 @@ from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.data.loader import training_batches
 from fluxtrain.data.order import BatchShares
 from fluxtrain.data.sources import open_sources
-from fluxtrain.encode.files import (
-    CLIP_L,
-    MINILM_PARAMETERS,
-    T5_XXL,
-    clip_parameters,
-    encoder_bytes,
-    t5_parameters,
-)
+from fluxtrain.encode.files import PARAMETERS, encoder_bytes
 from fluxtrain.plan.estimate import make_plan
 from fluxtrain.plan.measurement import empty_encoders, modules_of
 from fluxtrain.plan.table import render
@@ -81,8 +74,7 @@ def test_the_encoders_have_the_bytes_of_transformers_modules() -> None:
         sum(parameter.numel() for parameter in module.parameters())
         for module in modules_of(encoders)
     )
-    assert t5 == t5_parameters(T5_XXL) == 4_762_310_656
-    assert clip == clip_parameters(CLIP_L) == 123_060_480
+    assert t5 + clip == PARAMETERS["t5-clip"]
     assert encoder_bytes(resolve(RAW)) == 2 * (t5 + clip + codec)
     assert encoders.dtype == torch.bfloat16
     assert encoder_bytes(resolve({**RAW, "encoders": {"precision": "float32"}})) == 4 * (
@@ -94,7 +86,7 @@ def test_minilm_has_the_parameters_of_its_package() -> None:
     with open_safetensors(Path(get_model_path()) / "model.safetensors", "a text encoder") as file:
         shapes = read_shapes(file)
     names = [name for name in shapes if not name.endswith("position_ids")]
-    assert sum(math.prod(shapes[name]) for name in names) == MINILM_PARAMETERS
+    assert sum(math.prod(shapes[name]) for name in names) == PARAMETERS["minilm"]
 
 
 @pytest.mark.parametrize(("preset", "expected"), [("mlperf-schnell", 0), ("mlperf-schnell-raw", 1)])

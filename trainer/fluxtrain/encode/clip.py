@@ -12,13 +12,12 @@ import torch
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.data.sources import Sources
-from fluxtrain.encode.text import load_clip, load_tokenizer
+from fluxtrain.encode.text import PREFIX, load_clip, load_tokenizer
 from fluxtrain.errors import ConfigError, DataError
 from fluxtrain.model.clip import CLIP_LENGTH, ClipShape, ClipWeights
 from fluxtrain.model.layers import CLIP_LAYERS, CLIP_MLP_RATIO
 from fluxtrain.runtime.draws import Array
 
-PREFIX = "text_model."
 _ACTIVATION = "quick_gelu"
 _LEGACY_END = 2
 """End token in the config of CLIP's published files, which is not its tokenizer's."""
@@ -54,7 +53,7 @@ def clip_weights(config: RunConfig, models_root: Path, dtype: torch.dtype) -> Cl
 
 
 def with_prefix(name: str) -> str:
-    """Return ``name`` as in CLIP's published files; some versions of transformers leave the prefix out."""
+    """Return ``name`` as in CLIP's published files."""
     return name if name.startswith(PREFIX) else f"{PREFIX}{name}"
 
 

@@ -64,7 +64,6 @@ class ResidualBlock(nn.Module):
         self.nin_shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x: Features) -> Features:
-        """Return the features at the same size."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         shortcut = x if self.nin_shortcut is None else self.nin_shortcut(x)
@@ -82,7 +81,6 @@ class AttentionBlock(nn.Module):
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Features) -> Features:
-        """Return ``x`` plus the attention's output."""
         normed = self.norm(x)
         qkv = (rearrange(f(normed), "b c y x -> b 1 (y x) c") for f in (self.q, self.k, self.v))
         attended = F.scaled_dot_product_attention(*qkv)
@@ -128,7 +126,6 @@ class Encoder(nn.Module):
     """Images to mean and log variance of their latents; level 0 is at full size."""
 
     def __init__(self, width: int, latent_channels: int) -> None:
-        """Make the layers for ``width`` channels at full size."""
         super().__init__()
         widths = [width * multiple for multiple in _MULTIPLES]
         *others, last = pairwise([width, *widths])
@@ -150,7 +147,6 @@ class AutoencoderDecoder(nn.Module):
     """Latents to images; levels are numbered as in the encoder and run in reverse."""
 
     def __init__(self, width: int, latent_channels: int) -> None:
-        """Make the layers for ``width`` channels at full size."""
         super().__init__()
         widths = [width * multiple for multiple in _MULTIPLES]
         last, *others = zip([*widths[1:], widths[-1]], widths, strict=True)
@@ -251,7 +247,6 @@ class Residual(nn.Module):
         zero_init(self.narrow)
 
     def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c h w"]:
-        """Return ``x`` plus the correction."""
         corrected: Tensor = x + self.narrow(F.silu(self.widen(F.silu(x))))
         return corrected
 
@@ -318,7 +313,6 @@ class PatchAutoencoder(nn.Module):
 
 
 def zero_init(layer: nn.Conv2d) -> None:
-    """Set weight and bias of ``layer`` to zero."""
     nn.init.zeros_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -40,7 +40,6 @@ class Encoders:
         return Encodings(txt, vec, mean, logvar)
 
     def empty_text(self) -> EmptyText:
-        """Return the encodings of the empty prompt."""
         txt, vec = self.text.encode([""])
         return txt[0], vec[0]
 

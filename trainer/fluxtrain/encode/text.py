@@ -59,7 +59,6 @@ class TextModel:
     length: int
 
     def on(self, device: torch.device) -> TextModel:
-        """Return the same with its encoder on ``device``."""
         return replace(self, encoder=self.encoder.to(device))
 
     def tokenize(self, captions: list[str]) -> Any:
@@ -87,10 +86,8 @@ class PooledClip:
     @any_attention
     @torch.no_grad()
     def encode(self, captions: list[str]) -> PooledStates:
-        """Return CLIP's pooled output of ``captions``."""
-        vec: Tensor = self.clip.encoder(
-            input_ids=self.clip.tokenize(captions).input_ids
-        ).pooler_output
+        ids = self.clip.tokenize(captions).input_ids
+        vec: Tensor = self.clip.encoder(input_ids=ids).pooler_output
         return vec
 
 
@@ -190,9 +187,8 @@ def load_tokenizer(folder: Path) -> Any:
     if not any((folder / name).is_file() for name in ("config.json", "tokenizer_config.json")):
         raise DataError(f"{folder}: no text encoder (config.json is missing) and no tokenizer")
     require_small_files(folder)
-    if not any(
-        (folder / name).is_file() for name in _VOCABULARIES
-    ):  # transformers makes an empty one
+    # without one transformers makes an empty one
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise DataError(f"{folder}: has no tokenizer, which is one of {', '.join(_VOCABULARIES)}")
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -208,7 +204,6 @@ def require_small_files(folder: Path) -> None:
 
 
 def _folder_loader(model: Any) -> _Loader:
-
     def load(folder: Path, _: Any, dtype: torch.dtype) -> Any:
         if not (folder / "config.json").is_file():
             raise DataError(f"{folder}: no text encoder (config.json is missing)")
@@ -224,12 +219,10 @@ def _folder_loader(model: Any) -> _Loader:
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise DataError(f"{folder}: not a text encoder that can be loaded ({error})") from error
-        if missing := sorted(
-            report["missing_keys"]
-        ):  # transformers would initialise them at random
-            raise DataError(
-                f"{folder}: {len(missing)} weights are missing, the first: {missing[0]}"
-            )
+        # transformers would initialise them at random
+        if missing := sorted(report["missing_keys"]):
+            text = f"{len(missing)} weights are missing, the first: {missing[0]}"
+            raise DataError(f"{folder}: {text}")
         return encoder
 
     return load
@@ -249,8 +242,9 @@ def _normalise(x: Tensor) -> Tensor:
 _Shapes = dict[str, list[int]]
 
 _SHARED, _COPY = "shared.weight", "encoder.embed_tokens.weight"
-_PREFIX = "text_model."
-_UNUSED = (f"{_PREFIX}embeddings.position_ids", "embeddings.position_ids", "text_projection.weight")
+PREFIX = "text_model."
+"""Of CLIP's published names; some files and some versions of transformers leave it out."""
+_UNUSED = (f"{PREFIX}embeddings.position_ids", "embeddings.position_ids", "text_projection.weight")
 _HEAD_DIM = 64
 _T5, _CLIP = "T5 encoder", "CLIP text encoder"
 _MAX_FAULTS_SHOWN = 3
@@ -278,11 +272,7 @@ def load_t5_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
     shared = _shared_of(shapes)
     config = _make_config(path, _T5, shapes, lambda: T5Config(**_t5_sizes(shapes, shared)))
     _check_tokenizer(path, tokenizer, config.vocab_size)
-    names = {
-        _SHARED if name == shared else name: name
-        for name in shapes
-        if name != _COPY or name == shared
-    }
+    names = {name: name for name in shapes if name not in (_SHARED, _COPY)} | {_SHARED: shared}
     if _COPY in shapes and shared == _SHARED:
         _require_one_embedding(path)
     return _load(path, T5EncoderModel, config, names, shapes, dtype)
@@ -310,7 +300,7 @@ def load_clip_file(path: Path, tokenizer: Any, dtype: torch.dtype) -> Any:
         ),
     )
     _check_tokenizer(path, tokenizer, config.vocab_size)
-    names = {name if prefix else f"{_PREFIX}{name}": name for name in shapes if name not in _UNUSED}
+    names = {name if prefix else f"{PREFIX}{name}": name for name in shapes if name not in _UNUSED}
     return _load(path, CLIPTextModel, config, names, shapes, dtype)
 
 
@@ -336,7 +326,7 @@ def _shared_of(shapes: _Shapes) -> str:
 
 
 def _prefix_of(shapes: _Shapes) -> str:
-    return _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ""
+    return PREFIX if any(name.startswith(PREFIX) for name in shapes) else ""
 
 
 def _t5_sizes(shapes: _Shapes, shared: str) -> dict[str, Any]:
@@ -401,7 +391,7 @@ def _load(
     dtype: torch.dtype,
 ) -> Any:
     actual = {name: shapes[name_in_file] for name, name_in_file in names.items()}
-    _require_equal(path, actual, _expected_shapes(model, config))
+    _require_equal(path, actual, expected_shapes(model, config))
     encoder, report = model.from_pretrained(
         None,
         config=config,
@@ -413,15 +403,18 @@ def _load(
     return encoder
 
 
-def _expected_shapes(model: Any, config: Any) -> _Shapes:
-    """Return the shapes of the tensors that ``model`` needs, CLIP's with their prefix."""
+def expected_shapes(model: Any, config: Any) -> _Shapes:
+    """Return the shapes of the tensors that ``model`` needs, CLIP's with their prefix.
+
+    Files may lack the second copy of T5's embedding, and CLIP's counted positions.
+    """
     with torch.device("meta"):
         state: dict[str, Tensor] = model(config).state_dict()
-    prefix = _PREFIX if "shared.weight" not in state else ""
+    prefix = PREFIX if "shared.weight" not in state else ""
     return {
-        f"{prefix}{name.removeprefix(_PREFIX)}": list(tensor.shape)
+        f"{prefix}{name.removeprefix(PREFIX)}": list(tensor.shape)
         for name, tensor in state.items()
-        if name != _COPY
+        if name != _COPY and not name.endswith("position_ids")
     }
 
 

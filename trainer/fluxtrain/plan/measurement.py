@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -37,7 +37,7 @@ from fluxtrain.data.dataset import AnyBatch, Batch, ImageBatch
 from fluxtrain.data.order import BatchShares
 from fluxtrain.encode.codec import Autoencoder
 from fluxtrain.encode.encoders import Encoders
-from fluxtrain.encode.files import CLIP_L, CLIP_POSITIONS, T5_XXL, has_published_text_encoders
+from fluxtrain.encode.files import CLIP_L, T5_XXL, has_published_text_encoders
 from fluxtrain.encode.text import T5Clip, TextModel
 from fluxtrain.model.blocks import DoubleStreamBlock, SingleStreamBlock, rotation
 from fluxtrain.model.clip import CLIP_LENGTH
@@ -115,9 +115,7 @@ def _measured(step: Step) -> Measured:
     """Take ``step``; return what it used."""
     tracker, recorder = _tracker(step), Recorder(_groups(step.model))
     syncs = list[str]()
-    with ExitStack() as stack:
-        stack.enter_context(recorder)
-        stack.enter_context(tracker)
+    with recorder, tracker:
         try:
             step.take(tracker.reset_mod_stats)
         except DataDependentOutputException as error:
@@ -428,27 +426,8 @@ def empty_encoders(config: RunConfig) -> Encoders:
 
     dtype: torch.dtype = getattr(torch, config.encoders.precision)
     with torch.device("meta"):
-        t5 = T5EncoderModel(
-            T5Config(
-                vocab_size=T5_XXL.vocabulary,
-                d_model=T5_XXL.width,
-                d_kv=T5_XXL.width // T5_XXL.heads,
-                d_ff=T5_XXL.hidden,
-                num_layers=T5_XXL.layers,
-                num_heads=T5_XXL.heads,
-                feed_forward_proj="gated-gelu",
-            )
-        )
-        clip = CLIPTextModel(
-            CLIPTextConfig(
-                vocab_size=CLIP_L.vocabulary,
-                hidden_size=CLIP_L.width,
-                intermediate_size=CLIP_L.hidden,
-                num_hidden_layers=CLIP_L.layers,
-                num_attention_heads=CLIP_L.heads,
-                max_position_embeddings=CLIP_POSITIONS,
-            )
-        )
+        t5 = T5EncoderModel(T5Config(**T5_XXL))
+        clip = CLIPTextModel(CLIPTextConfig(**CLIP_L))
         codec = Autoencoder()
 
     def load(module: nn.Module) -> Any:
@@ -456,7 +435,7 @@ def empty_encoders(config: RunConfig) -> Encoders:
 
     text = T5Clip(
         TextModel(_tokens, load(t5), config.data.text_length),
-        TextModel(_tokens, load(clip), CLIP_POSITIONS),
+        TextModel(_tokens, load(clip), CLIP_LENGTH),
     )
     return Encoders(text, load(codec), torch.device("meta"), dtype)
 
