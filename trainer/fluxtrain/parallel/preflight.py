@@ -183,7 +183,7 @@ def measure_links(
             if world.rank in pair:
                 peer = sum(pair) - world.rank
                 seconds[peer] = (
-                    _Exchange(world, peer, group, limit).seconds() if group is not None else None
+                    None if group is None else _exchange_seconds(world, peer, group, limit)
                 )
     return seconds
 
@@ -210,38 +210,30 @@ def _group(pair: tuple[int, int], device: torch.device, limit: float) -> dist.Pr
     return None
 
 
-@dataclass
-class _Exchange:
-    """Exchanges of this rank and ``peer``."""
+def _exchange_seconds(
+    world: World, peer: int, group: dist.ProcessGroup, limit: float
+) -> float | None:
+    """Return the shortest of some exchanges with ``peer``, None if they do not end in time.
 
-    world: World
-    peer: int
-    group: dist.ProcessGroup
-    limit: float
-    _measured: list[float] = field(default_factory=list)
+    They run in a thread: the first call of NCCL with a peer has no time limit.
+    """
+    device, measured = world.device, list[float]()
 
-    def seconds(self) -> float | None:
-        """Return the shortest of some exchanges, None if they do not end in time.
-
-        They run in a thread: the first call of NCCL with a peer has no time limit.
-        """
-        thread = threading.Thread(target=self._run, name="preflight", daemon=True)
-        thread.start()
-        thread.join(self.limit)
-        if thread.is_alive() and self.world.device.type == "cuda":
-            _abort_process_group(self.group)  # ends the kernel; gloo's waits end by themselves
-        return self._measured[0] if self._measured else None
-
-    def _run(self) -> None:
-        device = self.world.device
+    def run() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # of this thread
         with suppress(RuntimeError):
-            work = exchange(device, self.peer, self.group)
+            work = exchange(device, peer, group)
             timed(work, device)  # connects
-            fastest = min(timed(work, device) for _ in range(_REPEATS))
-            self._measured.append(fastest)
-            dist.destroy_process_group(self.group)
+            measured.append(min(timed(work, device) for _ in range(_REPEATS)))
+            dist.destroy_process_group(group)
+
+    thread = threading.Thread(target=run, name="preflight", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive() and device.type == "cuda":
+        _abort_process_group(group)  # ends the kernel; gloo's waits end by themselves
+    return measured[0] if measured else None
 
 
 def exchange(device: torch.device, peer: int, group: dist.ProcessGroup) -> Callable[[], None]:
@@ -373,7 +365,6 @@ class Verdict:
 
     @cached_property
     def links(self) -> list[Link]:
-        """Return all links that were measured."""
         return [
             Link(first, second, max(self._seconds(first, second), self._seconds(second, first)))
             for first, rank in enumerate(self.ranks)
@@ -395,7 +386,6 @@ class Verdict:
 
     @cached_property
     def timed_out(self) -> bool:
-        """Return whether an exchange did not end in time."""
         return any(link.seconds == math.inf for link in self.links)
 
     @cached_property
@@ -414,12 +404,10 @@ class Verdict:
         ]
 
     def describe(self, rank: int) -> str:
-        """Return a sentence about an unfit rank."""
         limit = f"spec.run.preflight.factor is {self.factor:g}"
         return f"rank {rank} on {self.ranks[rank].host} is unfit: {self.unfit[rank]}; {limit}"
 
     def describe_link(self, link: Link) -> str:
-        """Return a sentence about a slow link."""
         first, second = (
             f"rank {rank} on {self.ranks[rank].host}" for rank in (link.first, link.second)
         )
@@ -430,7 +418,6 @@ class Verdict:
 
     @cached_property
     def _links_of(self) -> list[list[Link]]:
-        """Return the links of each rank."""
         found: list[list[Link]] = [[] for _ in self.ranks]
         for link in self.links:
             found[link.first].append(link)
