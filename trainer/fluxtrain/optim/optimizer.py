@@ -209,7 +209,6 @@ class Optimizer(torch.optim.Optimizer):
             torch._foreach_sub_(averages[group], difference)
 
     def _change(self, grad_scale: Tensor, found_inf: Tensor) -> None:
-        """Change the weights and the state."""
         raise NotImplementedError
 
     @contextmanager
@@ -263,7 +262,6 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _rate(self) -> float:
-        """Return the learning rate of this step."""
         rate: float = self.param_groups[0]["lr"]
         return rate
 
@@ -480,9 +478,8 @@ def _mix(counters: Tensor) -> None:
     """Replace int64 ``counters`` by their hashes; products keep their lowest 64 bits."""
     counters.mul_(_GAMMA)
     for shift, factor in _ROUNDS:
-        high = (counters >> shift).bitwise_and_(
-            (1 << (64 - shift)) - 1
-        )  # without copies of the sign
+        # without copies of the sign
+        high = (counters >> shift).bitwise_and_((1 << (64 - shift)) - 1)
         counters.bitwise_xor_(high)
         if factor != 1:
             counters.mul_(factor)

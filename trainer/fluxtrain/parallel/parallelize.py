@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -62,9 +63,10 @@ def build_model(
     initial = initial_weights(model, config.drawn_seed, world.device)
     if weights is not None:
         drawn = initial_weights(model, config.drawn_seed, world.device, is_adapter)
+        of_clip = {} if clip is None else clip.tensors
         initial = chain(
             weights,
-            _of_text_encoder(clip),
+            ((f"{TEXT_ENCODER}.{name}", tensor) for name, tensor in of_clip.items()),
             ((name, _given(model, adapters, name, value)) for name, value in drawn),
         )
     load_weights(model, initial, world.device, alive)
@@ -79,11 +81,6 @@ def finish_sharding(model: nn.Module) -> None:
     """
     if isinstance(model, FSDPModule):
         model._get_fsdp_state()._lazy_init()
-
-
-def _of_text_encoder(clip: ClipWeights | None) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in clip.tensors.items() if clip is not None else ():
-        yield f"{TEXT_ENCODER}.{name}", tensor
 
 
 def empty_model(config: RunConfig, world: World, clip: ClipShape | None = None) -> Flux:
@@ -165,18 +162,11 @@ def shard(
         reduce_dtype=DTYPES[precision.reduce],
         cast_forward_inputs=False,
     )
-    options: dict[str, Any] = {}  # torch < 2.7 has no ignored_params
-    if model.offloading is not None:
-        options["ignored_params"] = set(model.offloading.parameters)
+    ignored = None if model.offloading is None else set(model.offloading.parameters)
+    shard_one = partial(fully_shard, mesh=mesh, mp_policy=policy)
     for part in _parts(model):
-        fully_shard(
-            part,
-            mesh=mesh,
-            mp_policy=policy,
-            reshard_after_forward=parallel.reshards,
-            **options,
-        )
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        shard_one(part, reshard_after_forward=parallel.reshards, ignored_params=ignored)
+    shard_one(model, reshard_after_forward=False)
 
 
 def _parts(model: Flux) -> list[nn.Module]:
