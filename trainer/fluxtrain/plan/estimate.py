@@ -197,23 +197,20 @@ def make_plan(
     # all its micro batches are of one GPU
     found = None if measured is None else measured.of(given, num_ranks, 1)
     if found and gpu and gpu_of(found) is None:
-        text = (
-            f"a measurement on {found.device}, whose peak is unknown, says nothing of another GPU"
-        )
-        raise ConfigError("--gpu", gpu, text)
+        text = f"a measurement on {found.device}, whose peak is unknown"
+        raise ConfigError("--gpu", gpu, f"{text}, says nothing of another GPU")
     device = assumed_gpu(gpu or (gpu_of(found) if found else None), gpus_per_node)
     if device is None:
         config = _on_cpus(config)
-    room = Room.of(device.memory_bytes if device else None, ranks_per_node, memory_limit)
+    gpu_memory = device.memory_bytes if device else None
+    room = Room.of(gpu_memory, ranks_per_node, memory_limit)
     requested = config.parallel.micro_batch_size
     config = settle_micro_batch(config, num_ranks, ranks_per_node, room)
     shares = BatchShares.of(config, num_ranks)
     if measured is not None:
         found = measured.of(given, num_ranks, shares.micro_batch_size)
     micro_batch, accumulation = shares.micro_batch_size, shares.accumulation_steps
-    settled = settle_resharding(
-        config, num_ranks, ranks_per_node, device.memory_bytes if device else None
-    )
+    settled = settle_resharding(config, num_ranks, ranks_per_node, gpu_memory)
     counts = count_parameters(config.model)
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
     batch = config.schedule.global_batch_size
@@ -245,7 +242,7 @@ def make_plan(
     rank_counts = range((fewest_nodes or nodes) * ranks_per_node, num_ranks + 1, ranks_per_node)
     return Plan(
         gpu=device.name if device else None,
-        gpu_memory_bytes=device.memory_bytes if device else None,
+        gpu_memory_bytes=gpu_memory,
         num_nodes=nodes,
         num_ranks=num_ranks,
         requested_replicas=config.parallel.dp_replicate,

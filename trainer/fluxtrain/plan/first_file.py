@@ -147,7 +147,6 @@ class Machine:
 
     @staticmethod
     def without_gpu() -> Machine:
-        """Return this one."""
         return Machine(Gpu("CPU", 0.0, None, memory_limit()), 1, 0)
 
     @property
@@ -166,7 +165,6 @@ class Machine:
         return Room.of(memory, self.ranks_per_node)
 
     def __str__(self) -> str:
-        """Return the devices, for people."""
         if not self.gpus_per_node:
             return "this machine's CPU"
         nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""

@@ -65,11 +65,9 @@ def _faster(plan: Plan, faster: tuple[str, Plan] | None) -> list[str]:
     if faster is None:
         return []
     options, other = faster
-    parts = (
-        f"{other.exposed_fraction:.0%} of a step for collectives, not {plan.exposed_fraction:.0%}"
-    )
+    less, more = (f"{each.exposed_fraction:.0%}" for each in (other, plan))
     rounds = "; gradients are summed in bfloat16" if "precision.reduce" in options else ""
-    return [f"Faster: {options}: GPUs wait {parts}{rounds}."]
+    return [f"Faster: {options}: GPUs wait {less} of a step for collectives, not {more}{rounds}."]
 
 
 def gib(num_bytes: float) -> str:
@@ -159,13 +157,11 @@ def _from_the_host(plan: Plan) -> list[Row]:
 
 
 def _replicas(plan: Plan) -> str:
-    requested = plan.requested_replicas
+    requested, instead = plan.requested_replicas, ""
     if isinstance(requested, int) and requested != plan.dp_replicate:
         instead = f", not {requested}: each is part of one node, or whole nodes"
     elif plan.dp_replicate == 1:
         return ""
-    else:
-        instead = ""
     return f" ({plan.dp_replicate} × {plan.dp_shard} shards{instead})"
 
 
@@ -196,31 +192,17 @@ def _padding(plan: Plan) -> str:
 
 
 def _memory(plan: Plan) -> list[Row]:
-    parts = plan.memory_bytes_per_gpu
+    parts, own = plan.memory_bytes_per_gpu, f"{plan.weight_dtype}, this rank's shard"
     frozen = "frozen as computed with, adapters " if _has_adapters(plan) else ""
+    are_freed = plan.reshards_after_forward
+    gathered = "weights of the current and the next" if are_freed else "all weights"
+    saved = f"{plan.micro_batch_size} samples, and what their block's backward pass computes"
     return [
-        ("weights", gib(parts.weights), f"{frozen}{plan.weight_dtype}, this rank's shard"),
-        (
-            "gradients",
-            gib(parts.gradients),
-            f"{plan.weight_dtype}, this rank's shard, as far as reduced at the peak",
-        ),
+        ("weights", gib(parts.weights), f"{frozen}{own}"),
+        ("gradients", gib(parts.gradients), f"{own}, as far as reduced at the peak"),
         ("optimizer", gib(parts.optimizer), "its state, float32, this rank's shard"),
-        (
-            "gathered blocks",
-            gib(parts.gathered),
-            (
-                "weights of the current and the next"
-                if plan.reshards_after_forward
-                else "all weights"
-            )
-            + ", and gradients in reduction",
-        ),
-        (
-            "activations",
-            gib(parts.activations),
-            f"{plan.micro_batch_size} samples, and what their block's backward pass computes",
-        ),
+        ("gathered blocks", gib(parts.gathered), f"{gathered}, and gradients in reduction"),
+        ("activations", gib(parts.activations), saved),
         *_beside_the_model(plan),
         ("total", gib(parts.total), _fit(plan)),
     ]
@@ -303,25 +285,16 @@ def _checkpoint(plan: Plan) -> str:
 
 def _disk(plan: Plan) -> list[Row]:
     kept = plan.disk_bytes // plan.checkpoint_bytes - 1
+    loaded = "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead"
+    sample = decimal(plan.data_bytes_per_sample, "B")
+    copy = "in host memory, while it is written"
     return [
         ("one checkpoint", gib(plan.checkpoint_bytes), _checkpoint(plan)),
-        (
-            "its copy per rank",
-            gib(plan.host_bytes_per_rank),
-            "in host memory, while it is written",
-        ),
+        ("its copy per rank", gib(plan.host_bytes_per_rank), copy),
         ("snapshots", gib(plan.snapshot_bytes_per_node), _snapshots(plan)),
-        (
-            "loaded batches",
-            gib(plan.loader_bytes_per_node),
-            "in /dev/shm of each node, at its fewest nodes, if all loaders are ahead",
-        ),
+        ("loaded batches", gib(plan.loader_bytes_per_node), loaded),
         ("checkpoints", gib(plan.disk_bytes), f"{kept} kept, one being written"),
-        (
-            "one encoded sample",
-            decimal(plan.data_bytes_per_sample, "B"),
-            "times the number of samples",
-        ),
+        ("one encoded sample", sample, "times the number of samples"),
     ]
 
 
@@ -357,28 +330,21 @@ def _snapshots(plan: Plan) -> str:
 
 
 def _assumptions(plan: Plan) -> list[str]:
-    lines = []
+    lines, peak = list[str](), f"of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
+    change = "--gpu, --mfu and --measured change it."
     if plan.measured is not None:
-        text = (
-            ""
-            if plan.mfu is None
-            else f", {plan.mfu:.1%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
-        )
+        text = "" if plan.mfu is None else f", {plan.mfu:.1%} {peak}"
         lines.append(f"Measured {plan.measured}{text}.")
     elif plan.is_predicted:
-        peak = f"{plan.mfu:.0%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak"
         rates = "measured" if plan.gpu == MEASURED else "assumed"
         lines += [
-            f"Predicted: {peak}; --gpu, --mfu and --measured change it.",
+            f"Predicted: {plan.mfu:.0%} {peak}; {change}",
             f"It follows from the FLOPs and bytes of the generated code, at {rates} rates of the GPU.",
         ]
     elif plan.mfu is not None:
         usual = DEFAULT_FP8_MFU if plan.mfu_dtype == "fp8" else DEFAULT_MFU
         default = " (the default)" if plan.mfu == usual else ""
-        lines.append(
-            f"Assumed: {plan.mfu:.0%} of the {plan.gpu}'s dense {plan.mfu_dtype} peak{default}; "
-            "--gpu, --mfu and --measured change it."
-        )
+        lines.append(f"Assumed: {plan.mfu:.0%} {peak}{default}; {change}")
     if plan.mfu_dtype == "float32" and plan.mfu is not None:
         lines.append("Assumed: float32 products as torch computes them, not in TF32.")
     if plan.gpu is not None:

@@ -52,7 +52,6 @@ class TaskPlan(BaseModel):
 
     @property
     def fits(self) -> bool:
-        """Return whether there is room for it."""
         return _fits(self.memory_bytes, self.gpu_memory_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -36,10 +37,9 @@ _KINDS = {
 _NOTHING = Collective("dp_shard", "all_gather", calls=0, content_bytes=0)
 
 
-class Row(BaseModel):
+@dataclass(frozen=True)
+class Row:
     """One quantity, as planned and as measured."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     unit: Literal["B", "FLOP", ""]
@@ -60,7 +60,6 @@ class Row(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Return whether the difference is allowed."""
         if self.tolerance is None or self.difference is None:
             return True
         return abs(self.difference) <= self.tolerance
@@ -85,7 +84,6 @@ class Comparison(BaseModel):
 
     @property
     def holds(self) -> bool:
-        """Return whether all differences are allowed."""
         return all(row.holds for row in self.rows)
 
 
@@ -108,6 +106,7 @@ def verify(
     shares = BatchShares.of(config, num_ranks)
     size, accumulates = shares.micro_batch_size, shares.accumulation_steps > 1
     planned = memory(eager(config), sharding, size, accumulates, copies_ahead=has_gpu)
+    products = None if encodes(config) else measured.micro_batches * _flops(config, size)
     return Comparison(
         num_ranks=num_ranks,
         micro_batch_size=size,
@@ -117,21 +116,10 @@ def verify(
         rows=[
             *_memory_rows(planned, measured),
             *_traffic_rows(config, sharding, measured),
-            Row(
-                name="products",
-                unit="FLOP",
-                planned=None if encodes(config) else measured.micro_batches * _flops(config, size),
-                measured=measured.flops,
-            ),
-            Row(name="kernels", unit="", planned=None, measured=measured.kernels),
+            Row("products", "FLOP", products, measured.flops),
+            Row("kernels", "", None, measured.kernels),
             *_compiled_rows(config, has_gpu),
-            Row(
-                name="host syncs",
-                unit="",
-                planned=0,
-                measured=len(measured.host_syncs),
-                tolerance=0,
-            ),
+            Row("host syncs", "", 0, len(measured.host_syncs), tolerance=0),
         ],
     )
 
@@ -147,24 +135,13 @@ def _memory_rows(planned: Memory, measured: Measured) -> list[Row]:
     }
     found["activations"] -= sum(beside.values())
     found |= {kind: used for kind, used in beside.items() if used or getattr(planned, kind)}
-    rows = [
-        Row(
-            name=f"  {kind.replace('_', ' ')}",
-            unit="B",
-            planned=getattr(planned, kind),
-            measured=used,
-        )
-        for kind, used in found.items()
+    return [
+        Row("peak memory", "B", planned.total, measured.peak_bytes, MEMORY_TOLERANCE),
+        *(
+            Row(f"  {kind.replace('_', ' ')}", "B", getattr(planned, kind), used)
+            for kind, used in found.items()
+        ),
     ]
-    peak = measured.peak_bytes
-    total = Row(
-        name="peak memory",
-        unit="B",
-        planned=planned.total,
-        measured=peak,
-        tolerance=MEMORY_TOLERANCE,
-    )
-    return [total, *rows]
 
 
 def _traffic_rows(config: RunConfig, sharding: Sharding, measured: Measured) -> list[Row]:
@@ -178,20 +155,8 @@ def _traffic_rows(config: RunConfig, sharding: Sharding, measured: Measured) -> 
     for axis, operation in dict.fromkeys((*planned, *found)):
         expected, counted = (each.get((axis, operation), _NOTHING) for each in (planned, found))
         rows += [
-            Row(
-                name=f"{operation} in {axis}",
-                unit="B",
-                planned=expected.content_bytes,
-                measured=counted.content_bytes,
-                tolerance=0,
-            ),
-            Row(
-                name="  calls",
-                unit="",
-                planned=expected.calls,
-                measured=counted.calls,
-                tolerance=0,
-            ),
+            Row(f"{operation} in {axis}", "B", expected.content_bytes, counted.content_bytes, 0),
+            Row("  calls", "", expected.calls, counted.calls, 0),
         ]
     return rows
 
@@ -201,7 +166,7 @@ def _compiled_rows(config: RunConfig, has_gpu: bool) -> list[Row]:
     if not config.parallel.compiles(has_gpu) or missing_compiler(torch.device("cpu")) is not None:
         return []
     return [
-        Row(name=f"  of a compiled {kind} block", unit="", planned=None, measured=count)
+        Row(f"  of a compiled {kind} block", "", None, count)
         for kind, count in compiled_kernels(config).items()
     ]
 
@@ -267,10 +232,8 @@ def _notes(comparison: Comparison) -> list[str]:
     lines = [f"Compared: one optimizer step, {part}, each of {step}."]
     lines.append("Both columns are without compilation" + _compiled(comparison))
     verdict = "holds" if comparison.holds else "DOES NOT HOLD"
-    return [
-        *lines,
-        f"The plan {verdict}: memory may differ by {MEMORY_TOLERANCE:.0%}, traffic not at all.",
-    ]
+    allowed = f"memory may differ by {MEMORY_TOLERANCE:.0%}, traffic not at all"
+    return [*lines, f"The plan {verdict}: {allowed}."]
 
 
 def _compiled(comparison: Comparison) -> str:
