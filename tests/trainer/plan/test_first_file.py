@@ -8,7 +8,6 @@ import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -43,6 +42,12 @@ def write_pictures(folder: Path, count: int = 6, captions: int = 0, scale: int =
     return folder
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of pictures with more than a million pixels each."""
+    return write_pictures(tmp_path_factory.mktemp("large") / "cats", scale=16)
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder, which has nothing."""
@@ -61,9 +66,8 @@ def written(file: str) -> RunConfig:
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_file_fits_each_gpu_by_plan(here: Path, gpu: str) -> None:
-    write_pictures(here / "cats", scale=16)
-    assert init("cats", "--trigger=ohwx", f"--gpu={gpu}") == EXIT_OK
+def test_the_file_fits_each_gpu_by_plan(here: Path, large: Path, gpu: str) -> None:
+    assert init(str(large), "--trigger=ohwx", f"--gpu={gpu}") == EXIT_OK
     config = written("cats.yaml")
     assert (config.data.image_size, config.parallel.micro_batch_size) == (1024, "auto")
     plan = make_plan(config, 1, 1, gpu)
@@ -214,10 +218,7 @@ def test_the_smallest_gpu_of_this_machine_counts(
             ["s3://cats"],
             "'s3://cats'; is an address: download its pictures and name their folder, or set ",
         ),
-        (
-            ["bad", "--gpu=h100"],
-            "bad: 2 of 6 pictures cannot be used; at most a tenth may be",
-        ),
+        (["bad", "--gpu=h100"], "bad: 2 of 6 pictures cannot be used; at most a tenth may be"),
         (["bad", "--gpu=h100"], "skipped latin.png: its caption latin.txt is not UTF-8"),
         (["bad", "--gpu=h100"], "\nmend or remove the files; captions must be UTF-8\n"),
         (["cats", "--steps=5"], "; set spec.run.schedule.epochs in the file that init writes"),
@@ -250,14 +251,25 @@ def test_the_smallest_gpu_of_this_machine_counts(
     ],
 )
 def test_what_is_missing_is_said(
-    here: Path,
+    wrong: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     error: str,
 ) -> None:
+    monkeypatch.chdir(wrong)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr("fluxtrain.plan.first_file.missing_gpus", lambda: None)
+    assert init(*words) != EXIT_OK
+    assert error in capsys.readouterr().err
+    assert not (wrong / "cats.yaml").exists()
+    assert (wrong / "kept.yaml").read_text() == "mine"
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of what cannot be trained, which stays as it is."""
+    here = tmp_path_factory.mktemp("wrong")
     write_pictures(here / "cats")
     write_pictures(here / "tables")
     (here / "tables" / "captions.csv").write_text("file_name,text\n0.png,a cat\n")
@@ -275,10 +287,7 @@ def test_what_is_missing_is_said(
     (bad / "4.png").write_bytes(b"")
     (bad / "5.png").rename(bad / "latin.png")
     (bad / "latin.txt").write_bytes("Käse".encode("latin-1"))
-    assert init(*words) != EXIT_OK
-    assert error in capsys.readouterr().err
-    assert not (here / "cats.yaml").exists()
-    assert (here / "kept.yaml").read_text() == "mine"
+    return here
 
 
 def test_numbers_in_names_of_folders_are_said_to_be_no_repeats(
@@ -304,43 +313,47 @@ def test_a_folder_of_any_name_makes_a_file_whose_lines_can_be_copied(
     assert schedule.warmup_steps <= schedule.epochs * 10 / 4
 
 
-TINY: dict[str, Any] = {
-    "model.in_channels": 4 * CHANNELS,
-    "model.hidden_size": 64,
-    "model.num_heads": 2,
-    "model.depth": 1,
-    "model.depth_single_blocks": 1,
-    "model.axes_dim": "[8,12,12]",
-    "model.vec_in_dim": WIDTH,
-    "model.context_in_dim": WIDTH,
-    "data.text_length": TOKENS,
-    "data.image_size": 64,
-    "data.buckets": "{step: 16}",
-    "data.num_workers": 0,
-    "encoders.precision": "float32",
-    "precision.compute": "float32",
-    "schedule.epochs": 1,
-    "schedule.warmup_steps": 0,
-    "sampling.num_steps": 1,
-    "sampling.every_steps": 0,
-    "adapter.base_dtype": "compute",
-    "logging.metrics_port": 0,
-}
+TINY = [
+    f"--model.in_channels={4 * CHANNELS}",
+    "--model.hidden_size=64",
+    "--model.num_heads=2",
+    "--model.depth=1",
+    "--model.depth_single_blocks=1",
+    "--model.axes_dim=[8,12,12]",
+    f"--model.vec_in_dim={WIDTH}",
+    f"--model.context_in_dim={WIDTH}",
+    f"--data.text_length={TOKENS}",
+    "--data.image_size=64",
+    "--data.buckets={step: 16}",
+    "--data.num_workers=0",
+    "--encoders.precision=float32",
+    "--precision.compute=float32",
+    "--schedule.epochs=1",
+    "--schedule.warmup_steps=0",
+    "--sampling.num_steps=1",
+    "--sampling.every_steps=0",
+    "--adapter.base_dtype=compute",
+    "--logging.metrics_port=0",
+]
+
+
+def write_models(folder: Path) -> None:
+    """Write a tiny base and its encoders."""
+    models = write_encoders(folder)
+    weights = save_flux(initialised(tiny_model(guidance_embed=True)), models)
+    weights.rename(models / "flux1-dev.safetensors")
 
 
 @pytest.mark.slow
 def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
     write_pictures(here / "cats", captions=6)
-    models = write_encoders(here)
-    weights = save_flux(initialised(tiny_model(guidance_embed=True)), models)
-    weights.rename(models / "flux1-dev.safetensors")
+    write_models(here)
     words = "--gpu=rx7900xtx", "--models=."
     made = fluxtrain("init", "cats", *words)
     assert made.returncode == EXIT_OK, made.stderr
     assert "fetch  nothing: all weights are in ." in made.stdout
     assert made.stdout.splitlines()[-2] == "  run    fluxtrain run cats.yaml --models ."
-    options = [f"--{name}={value}" for name, value in TINY.items()]
-    ran = fluxtrain("run", "cats.yaml", "--models=.", "--cpu", *options)
+    ran = fluxtrain("run", "cats.yaml", "--models=.", "--cpu", *TINY)
     assert ran.returncode == EXIT_OK, ran.stderr
     output = here / "runs/cats"
     assert (output / "adapters/cats.safetensors").exists()
@@ -355,21 +368,16 @@ def test_the_file_runs_with_a_tiny_base(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_picture_of_any_name_in_any_folder_trains_in_any_locale(
-    here: Path,
-) -> None:
+def test_one_picture_of_any_name_in_any_folder_trains_in_any_locale(here: Path) -> None:
     pictures = write_pictures(here / "Bilder für Öl", count=1)
     (pictures / "0.png").rename(pictures / "日本 ü.png")
     (pictures / "日本 ü.txt").write_text("grün 日本 😀", encoding="utf-8")
     (work := here / "meine Läufe").mkdir()
-    models = write_encoders(here)
-    weights = save_flux(initialised(tiny_model(guidance_embed=True)), models)
-    weights.rename(models / "flux1-dev.safetensors")
+    write_models(here)
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    options = [f"--{name}={value}" for name, value in TINY.items()]
     for words in (
         ("init", "../Bilder für Öl", "--gpu=rx7900xtx", "--models=.."),
-        ("run", "bilder-fur-ol.yaml", "--models=..", "--cpu", *options),
+        ("run", "bilder-fur-ol.yaml", "--models=..", "--cpu", *TINY),
     ):
         environment = os.environ | ascii_only
         done = subprocess.run(command(*words), cwd=work, env=environment, capture_output=True)
@@ -504,12 +512,11 @@ def test_a_name_loses_the_marks_of_its_letters(here: Path) -> None:
     assert (here / "bilder-fur-ol.yaml").is_file()
 
 
-def test_the_file_is_short_and_each_comment_is_beside_its_field(here: Path) -> None:
-    write_pictures(here / "cats", scale=16)
-    assert init("cats", "--trigger=a: #b", "--gpu=rx9070xt") == EXIT_OK
+def test_the_file_is_short_and_each_comment_is_beside_its_field(here: Path, large: Path) -> None:
+    assert init(str(large), "--trigger=a: #b", "--gpu=rx9070xt") == EXIT_OK
     lines = (here / "cats.yaml").read_text().splitlines()
     assert len(lines) < 45
-    assert max(map(len, lines)) < 120 + len(str(here))
+    assert max(map(len, lines)) < 120 + len(str(large))
     assert "      offload_blocks: 16 # their weights take 3.03 GiB of host memory" in lines
     run = yaml.safe_load("\n".join(lines))["spec"]["run"]
     assert run["data"]["caption_prefix"] == "a: #b"

@@ -46,16 +46,17 @@ def measure(
     return MeasuredSpeeds(folder / JSON_FILE)
 
 
+def run_at(batch: int, num_ranks: int) -> dict[str, Any]:
+    return {
+        "preset": "benchmark",
+        "task": "train",
+        "schedule": {"global_batch_size": batch * num_ranks, "steps": 1000},
+        "parallel": {"micro_batch_size": batch},
+    }
+
+
 def make_config(batch: int = 16, num_ranks: int = 8, **changes: Any) -> RunConfig:
-    return resolve(
-        {
-            "preset": "benchmark",
-            "task": "train",
-            "schedule": {"global_batch_size": batch * num_ranks, "steps": 1000},
-            "parallel": {"micro_batch_size": batch},
-            **changes,
-        }
-    )
+    return resolve({**run_at(batch, num_ranks), **changes})
 
 
 def plan_of(
@@ -135,7 +136,7 @@ def test_a_device_without_a_known_peak_has_hours_but_no_mfu(tmp_path: Path) -> N
             "was measured with another spec.run",
         ),
         (
-            {"adapter": {"rank": 4}, "initial_weights": "flux1-dev.safetensors"},
+            {"adapter": {"rank": 4}, "initial_weights": "a"},
             "was measured with another spec.run.adapter",
         ),
         ({"data": {"text_length": 256}}, "has 512 px, 512 text .*; needed is 512 px, 256 text"),
@@ -172,15 +173,7 @@ def test_a_file_that_is_no_result_is_refused_with_its_name(
 def test_the_command_takes_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure(tmp_path, [16])
     job = tmp_path / "job.yaml"
-    spec = {
-        "gpusPerNode": 8,
-        "run": {
-            "preset": "benchmark",
-            "task": "train",
-            "schedule": {"global_batch_size": 128, "steps": 1000},
-            "parallel": {"micro_batch_size": 16},
-        },
-    }
+    spec = {"gpusPerNode": 8, "run": run_at(16, 8)}
     document = {"apiVersion": "fluxtrain.dev/v1alpha1", "kind": "FluxTraining", "spec": spec}
     job.write_text(json.dumps({**document, "metadata": {"name": "job"}}))
     command = ["plan", str(job), "--json", "--measured", str(tmp_path / JSON_FILE)]

@@ -27,8 +27,11 @@ BFLOAT16 = {"precision": {"compute": "bfloat16", "weights": "bfloat16"}}
 FEW_BLOCKS = {"depth": 1, "depth_single_blocks": 2}
 MORE_BLOCKS = {"depth": 2, "depth_single_blocks": 4}
 ACCUMULATING_REPLICAS = {"parallel": {"dp_replicate": "per-node", "micro_batch_size": 2}}
-
-
+HALF, ALL = ({"activation_checkpointing": fraction} for fraction in (0.5, 1))
+FP8_ADAPTER = {"base_dtype": "fp8", "dora": True}
+SCHEDULE_FREE = {"optim": {"name": "schedule_free_adamw"}}
+TENSORWISE = {"precision": {"fp8": "tensorwise"}}
+IN_RANGE = pytest.mark.torch_range
 NO_MODULATIONS = {"ranks": {"img_mod": 0, "txt_mod": 0, "single_mod": 0}}
 ATTENTION_ONLY = {"ranks": {**NO_MODULATIONS["ranks"], "img_mlp": 0, "txt_mlp": 0}}
 SPLIT = {"rank": 64, "split_qkv": True, "ranks": {"single": 8}, "dropout": 0.1, "rank_dropout": 0.1}
@@ -57,23 +60,11 @@ def row_of(found: Comparison, name: str) -> Row:
     [
         ("micro", 1, 1, {}),
         ("openmoji", 1, 1, {"model": MORE_BLOCKS, "precision": {"compute": "bfloat16"}}),
-        (  # gradients accumulate in float32, weights are in both data types
-            "mlperf-schnell",
-            1,
-            1,
-            {"parallel": {"micro_batch_size": 8, "activation_checkpointing": 0.5}},
-        ),
-        pytest.param("micro", 2, 4, {}, marks=pytest.mark.torch_range),
+        # gradients accumulate in float32, weights are in both data types
+        ("mlperf-schnell", 1, 1, {"parallel": {"micro_batch_size": 8, **HALF}}),
+        pytest.param("micro", 2, 4, {}, marks=IN_RANGE),
         ("openmoji", 64, 8, {}),  # fewer rows than ranks: most of what is gathered is padding
-        (
-            "openmoji",
-            2,
-            8,
-            {
-                "model": MORE_BLOCKS,
-                "parallel": {"dp_replicate": "per-node", "activation_checkpointing": 1},
-            },
-        ),
+        ("openmoji", 2, 8, {"model": MORE_BLOCKS, "parallel": {"dp_replicate": "per-node", **ALL}}),
         ("micro", 1, 8, {"parallel": {"micro_batch_size": 1}}),  # gradients accumulate
         ("openmoji", 2, 2, ACCUMULATING_REPLICAS),
         ("openmoji", 2, 2, {**ACCUMULATING_REPLICAS, "precision": {"reduce": "bfloat16"}}),
@@ -83,23 +74,13 @@ def row_of(found: Comparison, name: str) -> Row:
             8,
             {
                 "precision": {"compute": "bfloat16", "reduce": "bfloat16"},
-                "parallel": {"reshard_after_forward": False, "activation_checkpointing": 0.5},
+                "parallel": {"reshard_after_forward": False, **HALF},
             },
         ),
-        (
-            "mlperf-schnell",
-            1,
-            8,
-            {"parallel": {"attention": "math", "activation_checkpointing": 0.5}},
-        ),
-        pytest.param("mlperf-schnell", 8, 8, {}, marks=pytest.mark.torch_range),
-        ("mlperf-schnell", 1, 8, {"precision": {"fp8": "tensorwise"}}),
-        (
-            "mlperf-schnell",
-            2,
-            4,
-            {"precision": {"fp8": "tensorwise"}, "parallel": {"dp_replicate": "per-node"}},
-        ),
+        ("mlperf-schnell", 1, 8, {"parallel": {"attention": "math", **HALF}}),
+        pytest.param("mlperf-schnell", 8, 8, {}, marks=IN_RANGE),
+        ("mlperf-schnell", 1, 8, TENSORWISE),
+        ("mlperf-schnell", 2, 4, {**TENSORWISE, "parallel": {"dp_replicate": "per-node"}}),
         ("dev-finetune", 1, 8, {}),
         ("dev-lora", 1, 1, {}),
         (
@@ -121,41 +102,22 @@ def row_of(found: Comparison, name: str) -> Row:
         ("dev-lora", 1, 8, {"adapter": SPLIT}),
         ("dev-lora", 1, 8, {"adapter": {"kind": "lokr"}}),
         ("dev-lora", 1, 8, {"adapter": {"kind": "loha"}}),
-        pytest.param(
-            "dev-lora",
-            1,
-            8,
-            {"adapter": {"dora": True, "base_dtype": "fp8"}},
-            marks=pytest.mark.torch_range,
-        ),
+        pytest.param("dev-lora", 1, 8, {"adapter": FP8_ADAPTER}, marks=IN_RANGE),
         ("dev-lora", 1, 1, {"adapter": {"base_dtype": "fp8"}}),
         ("dev-lora", 1, 1, {"adapter": ATTENTION_ONLY}),
         ("dev-lora", 1, 8, {"adapter": NO_MODULATIONS}),
         ("dev-lora", 1, 1, {"adapter": {"layers": ["txt_attn.qkv", "linear1"]}}),
         ("dev-lora", 1, 1, {"parallel": {"offload_blocks": 2}}),
-        (
-            "dev-lora",
-            1,
-            8,
-            {"adapter": {"base_dtype": "fp8", "dora": True}, "parallel": {"offload_blocks": 3}},
-        ),
+        ("dev-lora", 1, 8, {"adapter": FP8_ADAPTER, "parallel": {"offload_blocks": 3}}),
         ("openmoji", 1, 8, {"optim": {"name": "prodigy", "learning_rate": 1.0}}),
-        pytest.param(
-            "openmoji",
-            1,
-            8,
-            {"optim": {"name": "schedule_free_adamw"}},
-            marks=pytest.mark.torch_range,
-        ),
-        ("openmoji", 1, 1, {"optim": {"name": "schedule_free_adamw"}}),
+        pytest.param("openmoji", 1, 8, SCHEDULE_FREE, marks=IN_RANGE),
+        ("openmoji", 1, 1, SCHEDULE_FREE),
         ("openmoji", 1, 8, {"optim": {"name": "adafactor", "ema_decay": 0.999}}),
         ("dev-lora", 1, 8, {"optim": {"name": "adafactor"}}),
         ("dev-finetune", 1, 8, {"optim": {"name": "adamw_8bit"}}),
         # weights in bfloat16: of small models the update in float32 is the peak
         ("micro", 1, 1, {**BFLOAT16, "optim": {"name": "prodigy", "learning_rate": 1.0}}),
-        pytest.param(
-            "micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}, marks=pytest.mark.torch_range
-        ),
+        pytest.param("micro", 2, 2, {**BFLOAT16, **ACCUMULATING_REPLICAS}, marks=IN_RANGE),
         ("micro", 1, 8, {**BFLOAT16, "optim": {"name": "adafactor", "ema_decay": 0.999}}),
         ("dev-finetune", 1, 8, {**BFLOAT16, "optim": {"name": "adamw_8bit"}}),
     ],
