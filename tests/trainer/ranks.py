@@ -8,15 +8,19 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from cluster.free_ports import free_port
 
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
+from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import FluxtrainError
 from fluxtrain.launch.torchrun import MALLOC_SETTINGS
 from fluxtrain.parallel.distributed import World, process_group
@@ -80,6 +84,17 @@ def finish(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[
     for process in ranks:
         process.join(300)
     return [process.exitcode for process in ranks]
+
+
+def finish_all(
+    rank: Any, output: Path, size: int = 1, config: RunConfig | None = None, **options: Any
+) -> RunPaths:
+    """Run ``rank`` with a free port and ``options`` in all ranks, which must end well; return their paths."""
+    paths = RunPaths(output, output, output)
+    run = partial(rank, port=free_port(), **options)
+    codes = finish(run, config or resolve({"preset": "micro"}), paths, size)
+    assert codes == [0] * size, output_of(paths)
+    return paths
 
 
 def set_environment(world: World, port: int) -> None:

@@ -159,10 +159,8 @@ def test_only_the_linear_layers_of_blocks_without_modulations_are_in_fp8() -> No
     assert [name for name, _ in model.named_parameters()] == names
     linears = {n: type(m).__name__ for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     converted = {name for name, kind in linears.items() if kind == "Fp8Linear"}
-    per_double, per_single = (
-        2 * 4,
-        2,
-    )  # qkv, proj and two of the MLP in each stream; linear1, linear2
+    # qkv, proj and two of the MLP in each stream; linear1, linear2
+    per_double, per_single = 2 * 4, 2
     assert len(converted) == TINY.depth * per_double + TINY.depth_single_blocks * per_single
     assert {name for name in linears if "mod" in name or "block" not in name} & converted == set()
 
@@ -233,11 +231,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize(
     ("size", "parallel"),
-    [
-        (1, {}),
-        (1, {"activation_checkpointing": 1.0}),
-        (2, {}),
-    ],
+    [(1, {}), (1, {"activation_checkpointing": 1.0}), (2, {})],
     ids=["plain", "recomputed", "two-ranks"],
 )
 def test_training_follows_bfloat16(

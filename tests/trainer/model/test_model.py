@@ -27,11 +27,11 @@ pytestmark = pytest.mark.slow
 GOLDEN = Path(__file__).parent / "golden"
 DEV = ModelConfig(guidance_embed=True)
 GUIDED = tiny_model(vec_in_dim=40, context_in_dim=48, guidance_embed=True)
-TRUE_DOUBLE = ModelConfig(
-    in_channels=16, vec_in_dim=16, context_in_dim=16, depth=1, depth_single_blocks=0
-)
-TRUE_SINGLE = ModelConfig(
-    in_channels=16, vec_in_dim=16, context_in_dim=16, depth=0, depth_single_blocks=1
+TRUE_DOUBLE, TRUE_SINGLE = (
+    ModelConfig(
+        in_channels=16, vec_in_dim=16, context_in_dim=16, depth=n, depth_single_blocks=1 - n
+    )
+    for n in (1, 0)
 )
 
 
@@ -42,10 +42,7 @@ def gradient(parameter: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "config", "tensors", "parameters"),
-    [
-        ("schnell", ModelConfig(), 776, 11_891_178_560),
-        ("dev", DEV, 780, 11_901_408_320),
-    ],
+    [("schnell", ModelConfig(), 776, 11_891_178_560), ("dev", DEV, 780, 11_901_408_320)],
 )
 def test_parameters_have_the_names_and_shapes_of_the_published_weights(
     name: str, config: ModelConfig, tensors: int, parameters: int

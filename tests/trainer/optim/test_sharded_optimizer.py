@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.numerics.full_tensor import full_tensor
 from torch import Tensor, nn
@@ -18,7 +16,6 @@ from fluxtrain import optim
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.optim import OptimConfig, ProdigyConfig
-from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.optim.optimizer import Optimizer
 from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.parallel.parallelize import finish_sharding
@@ -48,9 +45,8 @@ class Layers(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         *narrow, wide = (torch.randn(shape) for shape in SHAPES)
-        self.weights = nn.ParameterList(
-            [*narrow, 0.1 * wide]
-        )  # its gradient does not outweigh others'
+        # the gradient of the wide one does not outweigh others'
+        self.weights = nn.ParameterList([*narrow, 0.1 * wide])
 
     def forward(self, scale: Tensor) -> Tensor:
         return torch.stack([(weight * scale).square().sum() for weight in self.weights]).sum()
@@ -142,16 +138,10 @@ def continued(
 def test_every_optimizer_takes_the_same_steps_on_shards_and_when_continued(
     tmp_path: Path, size: int
 ) -> None:
-    paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    run = partial(follow, port=free_port())
-    config = resolve({"preset": "micro"})
-    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
+    ranks.finish_all(follow, tmp_path, size)
 
 
 @pytest.mark.torch_range
 @pytest.mark.parametrize(("size", "replicas"), [(1, 1), (2, 1), (3, 1), (4, 2), (4, 4)])
 def test_steps_on_shards_equal_torchs_on_dtensors(tmp_path: Path, size: int, replicas: int) -> None:
-    paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    run = partial(compare, port=free_port(), replicas=replicas)
-    config = resolve({"preset": "micro"})
-    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
+    ranks.finish_all(compare, tmp_path, size, replicas=replicas)

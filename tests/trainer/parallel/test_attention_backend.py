@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import records
 from tests.trainer.ranks import CPU
@@ -112,9 +110,7 @@ def train(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> Non
 
 def numbers_of(output: Path, attention: str, size: int = 1, **parallel: object) -> list[float]:
     """Train; return the losses and gradient norms."""
-    paths, run = RunPaths(output, output, output), partial(train, port=free_port())
-    config = config_of(attention, **parallel)
-    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
+    paths = ranks.finish_all(train, output, size, config_of(attention, **parallel))
     assert f" · attention: {attention.replace('auto', 'flash')}" in ranks.output_of(paths)
     return [row[key] for row in records(output) for key in ("train_loss", "grad_norm")]
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import losses, records
 from tests.trainer.ranks import CPU
@@ -132,9 +130,7 @@ def numbers(
         plain = [case for case in CASES if case[2:] == (False, 0.0) and size == 1]
         cases = [case for case in CASES if case in plain or (case, size) in asked]
         output = tmp_path_factory.mktemp("cases")
-        paths = RunPaths(output, output, output)
-        run = partial(take_steps, port=free_port(), cases=cases)
-        assert ranks.finish(run, resolve(RUN), paths, size) == [0] * size, ranks.output_of(paths)
+        ranks.finish_all(take_steps, output, size, resolve(RUN), cases=cases)
         rows = json.loads((output / "numbers.json").read_text())
         found |= {(case, size): row for case, row in zip(cases, rows, strict=True)}
     return found
@@ -172,10 +168,8 @@ def train(config: RunConfig, paths: RunPaths, world: World, *, port: int, backen
 
 def finish(output: Path, backend: str, **changes: object) -> tuple[int, int]:
     """Train; return the number of graphs when the clock starts, and at the end."""
-    paths = RunPaths(output, output, output)
-    run = partial(train, port=free_port(), backend=backend)
     config = resolve(merge(RUN, changes))
-    assert ranks.finish(run, config, paths) == [0], ranks.output_of(paths)
+    paths = ranks.finish_all(train, output, config=config, backend=backend)
     lines = [line for line in ranks.output_of(paths).splitlines() if line.startswith("graphs ")]
     before, after = (int(line.rpartition(": ")[2]) for line in lines)
     return before, after

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,6 @@ from unittest import mock
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.ranks import CPU
 from tests.trainer.small_runs import merge_all
@@ -149,9 +147,7 @@ def in_ranks(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> 
 @pytest.mark.parametrize("size", [1, 2])
 def test_kernels_compute_the_same_on_shards(tmp_path: Path, size: int) -> None:
     pytest.importorskip("triton", reason="Triton exists on Linux only")
-    paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    run = partial(in_ranks, port=free_port())
-    assert ranks.finish(run, resolve(RUN), paths, size) == [0] * size, ranks.output_of(paths)
+    ranks.finish_all(in_ranks, tmp_path, size, resolve(RUN))
 
 
 @pytest.fixture

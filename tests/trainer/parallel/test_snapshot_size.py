@@ -32,6 +32,11 @@ def state_of(config: RunConfig) -> State:
     return {f"{kind}.{name}": p.detach() for name, p in parameters for kind in ("model", "m", "v")}
 
 
+def require_reserved(config: RunConfig, state: State, num_shards: int) -> None:
+    reserved = offsets(rows_of(state), Shard(0, num_shards))[-1]
+    assert image_bytes(config, num_shards) == reserved
+
+
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7, 8, 32, 64, 5000])
 @pytest.mark.parametrize(
     ("preset", "model"),
@@ -44,8 +49,7 @@ def state_of(config: RunConfig) -> State:
 )
 def test_an_image(preset: str, model: dict[str, Any], num_shards: int) -> None:
     config = config_of(preset, model=model)
-    reserved = offsets(rows_of(state_of(config)), Shard(0, num_shards))[-1]
-    assert image_bytes(config, num_shards) == reserved
+    require_reserved(config, state_of(config), num_shards)
 
 
 @pytest.mark.parametrize("adapter", [None, {"rank": 4, "split_qkv": True}])
@@ -61,8 +65,7 @@ def test_the_state_of_every_optimizer(name: Any, adapter: dict[str, Any] | None)
         add_adapters(model, adapted_layers(config.model, config.adapter), torch.float32)
     state = training_state(model, make_optimizer(model, config.optim))
     for num_shards in (1, 2, 7):
-        reserved = offsets(rows_of(state), Shard(0, num_shards))[-1]
-        assert image_bytes(config, num_shards) == reserved
+        require_reserved(config, state, num_shards)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "schedule_free_adamw"])
@@ -74,8 +77,7 @@ def test_the_state_of_weights_in_bfloat16(name: Any) -> None:
         model = Flux(config.model).bfloat16()
     state = training_state(model, make_optimizer(model, config.optim, torch.bfloat16))
     for num_shards in (1, 2, 7):
-        reserved = offsets(rows_of(state), Shard(0, num_shards))[-1]
-        assert image_bytes(config, num_shards) == reserved
+        require_reserved(config, state, num_shards)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, "per-node"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import fluxtrain
@@ -142,8 +141,7 @@ def tell(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None
 
 
 def test_ranks_on_cpus_agree(tmp_path: Path) -> None:
-    paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    assert ranks.finish(partial(tell, port=free_port()), MICRO_AUTO, paths, 2) == [0, 0]
+    ranks.finish_all(tell, tmp_path, 2, MICRO_AUTO)
     told = {(tmp_path / f"told_{rank}").read_text() for rank in range(2)}
     assert told == {"8"} == {(tmp_path / FILE).read_text().strip()}
 
