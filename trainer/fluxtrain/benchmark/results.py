@@ -484,7 +484,7 @@ class TrialRunner:
         self._broadcast("")
 
     def _broadcast(self, text: str) -> str:
-        return self._world.broadcast([text])[0]
+        return self._world.from_main(lambda: text)
 
     def _take_part(self, order: dict[str, Any]) -> tuple[Status, str]:
         """Run this rank's process, if it has one; return how those of all ranks ended, and why."""

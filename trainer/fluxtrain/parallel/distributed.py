@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import chain
 from types import FrameType
 from typing import TypeVar, cast
 
@@ -69,19 +70,13 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def all_gather(self, own: list[str]) -> list[str]:
-        """Return the strings of all ranks, ordered by rank; every rank must call it."""
+    def all_gather(self, own: list[T]) -> list[T]:
+        """Return the values of all ranks, ordered by rank; every rank must call it."""
         if self.size == 1:
             return own
-        gathered: list[list[str]] = [[] for _ in range(self.size)]
+        gathered: list[list[T]] = [[] for _ in range(self.size)]
         dist.all_gather_object(gathered, own)
-        return [text for texts in gathered for text in texts]
-
-    def broadcast(self, texts: list[str]) -> list[str]:
-        """Return rank 0's strings on every rank; every rank must call it with equally many."""
-        if self.size > 1:
-            dist.broadcast_object_list(texts, src=0)
-        return texts
+        return list(chain.from_iterable(gathered))
 
     def from_main(self, make: Callable[[], T]) -> T:
         """Return what ``make`` returns on rank 0, where alone it is called; every rank must call this.

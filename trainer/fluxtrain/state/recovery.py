@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -30,8 +30,6 @@ from fluxtrain.state.slots import (
     Shard,
     Slots,
     checksum,
-    decode,
-    encode,
     local_bytes,
     mapped,
     nearest,
@@ -166,13 +164,14 @@ def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Pat
     All ranks return what rank 0 sees: another node may see an older state of the storage. Rank 0 prints a
     line if another one does not see the fence.
     """
-    found = list[str]()
-    if world.is_main:
+
+    def claimed() -> tuple[int, list[str]]:
         fence = claim(folder, before)
         CheckpointFolder(fence).take_over()  # before looking: earlier starts commit no more
-        found = [str(fence.start), *(path.name for path in run_state.complete(folder))]
-    start, *names = world.all_gather(found)
-    fence = Fence(folder, int(start))
+        return fence.start, [path.name for path in run_state.complete(folder)]
+
+    start, names = world.from_main(claimed)
+    fence = Fence(folder, start)
     unseen = [""]
     with suppress(FencedError):
         fence.check()  # opens the file: a lookup may be of an older state
@@ -186,8 +185,7 @@ def _take_over(folder: Path, world: World, before: int) -> tuple[Fence, list[Pat
 
 def _require_none_damaged(folder: Path, world: World) -> None:
     """Raise DataError, on all ranks, if a run without a checkpoint had some: it must not start from zero."""
-    names = world.all_gather(damaged(folder) if world.is_main else [])
-    if names:
+    if names := world.from_main(lambda: damaged(folder)):
         raise DataError(
             f"{folder}: no checkpoint is left, as {', '.join(names)} "
             f"{'is' if len(names) == 1 else 'are'} damaged; restore a checkpoint there, "
@@ -199,8 +197,7 @@ def _shared_volume(config: RunConfig, paths: RunPaths, world: World) -> Path | N
     """Return the folder for snapshots, None if they are off or a pod has none."""
     if config.checkpoint.memory_every_steps == _OFF:
         return None
-    volumes = world.all_gather([str(paths.snapshots)] if paths.snapshots else [])
-    return paths.snapshots if len(volumes) == world.size else None
+    return paths.snapshots if all(world.all_gather([paths.snapshots])) else None
 
 
 @dataclass(frozen=True)
@@ -227,13 +224,13 @@ def find(volume: Path, output: Path, world: World, saved_step: int) -> Found | N
 
     It continues the run in ``output``. Every rank must call this.
     """
-    lineage = _agree(world, read_lineage(output))
-    own = read_copies(volume, world.node) if world.local_rank == 0 else []
-    copies = decode(world.all_gather(encode(own)))
+    # another node may see an older state of the storage
+    lineage = world.from_main(lambda: read_lineage(output))
+    copies = world.all_gather(read_copies(volume, world.node) if world.local_rank == 0 else [])
     while (snapshot := newest_complete(copies, lineage)) and snapshot.step >= saved_step:
         candidates = [copy for copy in copies if copy.snapshot == snapshot]
         mine = [c for c in candidates if c.node == world.node and _reader(c, world) == world.rank]
-        damaged = decode(world.all_gather(encode(c for c in mine if not _is_whole(volume, c))))
+        damaged = world.all_gather([copy for copy in mine if not _is_whole(volume, copy)])
         copies = [copy for copy in copies if copy not in damaged]
         if newest_complete(copies, lineage) == snapshot:
             return Found(volume, tuple(copy for copy in candidates if copy not in damaged))
@@ -255,12 +252,6 @@ def begin_start(
     if world.local_rank == 0:
         remove_others(volume, {volume / copy.name for copy in copies})
     world.barrier()
-
-
-def _agree(world: World, lineage: Lineage) -> Lineage:
-    """Return what rank 0 read: another node may see an older state of the storage."""
-    texts = world.all_gather([" ".join(map(str, astuple(lineage)))] if world.is_main else [])
-    return Lineage(*map(int, texts[0].split()))
 
 
 def _is_whole(volume: Path, copy: Copy) -> bool:

@@ -148,7 +148,8 @@ class Lineage:
 def read_lineage(output: Path) -> Lineage:
     """Return the lineage in ``output``; an empty one if there is none or it is unreadable."""
     try:
-        return Lineage(**{key: int(value) for key, value in _values(output).items()})
+        values = json.loads((output / LINEAGE_FILE).read_text(encoding="utf-8"))
+        return Lineage(**{key: int(value) for key, value in values.items()})
     except (OSError, ValueError, TypeError, AttributeError):
         return Lineage()
 
@@ -156,11 +157,6 @@ def read_lineage(output: Path) -> Lineage:
 def write_lineage(output: Path, lineage: Lineage) -> None:
     with atomic_write_by_several(output / LINEAGE_FILE) as partial:
         partial.write_text(json.dumps(asdict(lineage)), encoding="utf-8")
-
-
-def _values(output: Path) -> dict[str, int]:
-    values: dict[str, int] = json.loads((output / LINEAGE_FILE).read_text(encoding="utf-8"))
-    return values
 
 
 MAX_RECORD_BYTES = 1 << 12
@@ -213,23 +209,9 @@ def read_copies(volume: Path, node: int) -> list[Copy]:
         with suppress(OSError, ValueError, TypeError):
             if path.stat().st_size <= MAX_RECORD_BYTES:
                 name = str(path.relative_to(volume).with_suffix(""))
-                values = {
-                    **json.loads(path.read_text(encoding="utf-8")),
-                    "name": name,
-                    "node": node,
-                }
-                copies.append(Copy(**values))
+                values = json.loads(path.read_text(encoding="utf-8"))
+                copies.append(Copy(**{**values, "name": name, "node": node}))
     return copies
-
-
-def encode(copies: Iterable[Copy]) -> list[str]:
-    """Return ``copies`` as text for the other ranks."""
-    return [json.dumps(asdict(copy)) for copy in copies]
-
-
-def decode(texts: Iterable[str]) -> list[Copy]:
-    """Return the copies of `encode`."""
-    return [Copy(**json.loads(text)) for text in texts]
 
 
 def newest_complete(copies: Iterable[Copy], lineage: Lineage) -> SnapshotId | None:

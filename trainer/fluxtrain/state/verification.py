@@ -7,13 +7,11 @@ still has it in memory. Who reads the weights only verifies the blocks that hold
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import astuple
 from itertools import compress
 from pathlib import Path
 
@@ -44,15 +42,13 @@ def find_damage(checkpoint: Path, world: World, alive: Alive, weights_only: bool
     Of the tensors only those that are the run's result are verified if ``weights_only``. ``alive`` is called
     after each block. Raises StorageError if the storage cannot be read at present.
     """
-    found = _inspect(checkpoint, weights_only) if world.is_main else ["", ""]
-    damage, text = world.broadcast(found)
-    if damage or not text:
+    damage, blocks = world.from_main(lambda: _inspect(checkpoint, weights_only))
+    if damage:
         return damage
-    blocks = [Block(*values) for values in json.loads(text)]
     begin, end = (len(blocks) * rank // world.size for rank in (world.rank, world.rank + 1))
     own = blocks[begin:end]
     damages = world.all_gather(_damaged_blocks(checkpoint, own, alive)[:1])
-    return damages[0] if damages else ""
+    return next(iter(damages), "")
 
 
 def require_whole_weights(checkpoint: Path, world: World, alive: Alive) -> None:
@@ -64,8 +60,8 @@ def require_whole_weights(checkpoint: Path, world: World, alive: Alive) -> None:
         raise DataError(f"{checkpoint}: damaged ({damage})")
 
 
-def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
-    """Return what is wrong with all but the contents of the tensors, and the blocks to verify as JSON."""
+def _inspect(checkpoint: Path, weights_only: bool) -> tuple[str, list[Block]]:
+    """Return what is wrong with all but the contents of the tensors, and the blocks to verify."""
     try:
         with _storage_errors(checkpoint):
             read_state(checkpoint)
@@ -77,12 +73,12 @@ def _inspect(checkpoint: Path, weights_only: bool) -> list[str]:
             blocks = checksums.blocks_of(files)
             if weights_only:
                 blocks = _with_weights(checkpoint, blocks, kind_of_result(config))
-            return ["", json.dumps([astuple(block) for block in blocks])]
+            return "", blocks
     except (DataError, ConfigError) as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno not in _DAMAGE:
             raise StorageError(str(error)) from None
-        return [str(error).removeprefix(f"{checkpoint}{os.sep}"), ""]
+        return str(error).removeprefix(f"{checkpoint}{os.sep}"), []
 
 
 def _with_weights(checkpoint: Path, blocks: Sequence[Block], kind: str) -> list[Block]:
