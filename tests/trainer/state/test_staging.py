@@ -16,10 +16,10 @@ from fluxtrain import optim
 from fluxtrain.contract.process import RunPaths
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.state import staging
-from fluxtrain.state.staging import Staging, State
+from fluxtrain.state.staging import CopyQueue, Staging, State
 
 
-class SlowDevice:
+class SlowDevice(CopyQueue):
     """A device that copies when it comes to it: only then is the copy whole."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ def test_training_changes_the_weights_only_after_the_copy_of_a_checkpoint(
         device.log.append("update")
         update(*arguments)
 
-    monkeypatch.setattr(staging, "_Host", lambda: device)
+    monkeypatch.setattr(staging, "CopyQueue", lambda: device)
     monkeypatch.setattr(optim, "update", logged_update)
     config = resolve(
         {

@@ -144,9 +144,7 @@ class FileSums:
 
     def matches(self, content: bytes) -> bool:
         """Return whether ``content`` is the whole file."""
-        other = FileSums(block_bytes=self.block_bytes)
-        other.add(memoryview(content))
-        return self == other
+        return self == sums_of(content, self.block_bytes)
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,9 @@ class ChecksummedFile(io.FileIO):
         return len(view)
 
 
-def sums_of(content: bytes) -> FileSums:
+def sums_of(content: bytes, block_bytes: int = BLOCK_BYTES) -> FileSums:
     """Return the checksums of a file that holds ``content``."""
-    sums = FileSums()
+    sums = FileSums(block_bytes=block_bytes)
     sums.add(memoryview(content))
     return sums
 

@@ -45,9 +45,11 @@ class StepTimes:
     """The own time of this rank in its steps since `take` was last called."""
 
     def __init__(self, device: torch.device) -> None:
-        self._mark: Callable[[], Mark] = _event if device.type == "cuda" else time.perf_counter
-        self._data, self._forward, self._gather = _Spans(), _Spans(), _Spans()
-        self._backward, self._optimizer = _Spans(), _Spans()
+        self._mark: Callable[[], Mark] = (
+            record_event if device.type == "cuda" else time.perf_counter
+        )
+        self._data, self._forward, self._gather = Spans(), Spans(), Spans()
+        self._backward, self._optimizer = Spans(), Spans()
         self._num_steps = 0
         self._in_forward = self._in_backward = False
         self.is_measured = False
@@ -138,7 +140,7 @@ class StepTimes:
         return RankTimes(max(0.0, compute), data, self._backward.take(), self._optimizer.take())
 
 
-class _Spans:
+class Spans:
     """The total length of spans of time."""
 
     def __init__(self) -> None:
@@ -157,15 +159,20 @@ class _Spans:
             self._seconds += begin.elapsed_time(end) / 1000
 
     def take(self) -> float:
-        """Return the total in seconds, and start anew from 0."""
+        """Wait for the device, return the total in seconds, and start anew from 0."""
         if self._pending:
             self._pending[-1][1].synchronize()
-            self.add_up()
+        return self.take_passed()
+
+    def take_passed(self) -> float:
+        """Return the total of the spans that the device has passed, and start anew from 0."""
+        self.add_up()
         total, self._seconds = self._seconds, 0.0
         return total
 
 
-def _event() -> torch.cuda.Event:
+def record_event() -> torch.cuda.Event:
+    """Return an event at this point of the GPU's present stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

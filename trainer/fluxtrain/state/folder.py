@@ -1,6 +1,6 @@
 """How a checkpoint becomes complete: written to a folder of its start, then renamed, then older ones removed.
 
-    checkpoints/.start_000007                       the newest start of all ranks (fence.py)
+    checkpoints/.start_000007                       the newest start of all ranks (run_state.py)
     checkpoints/partial_000007_step_0000000120/     start 7 writes step 120
     checkpoints/removed_1f0c83a2_step_0000000100/   step 100 is being removed
     checkpoints/step_0000000110/                    complete

@@ -45,9 +45,6 @@ from fluxtrain.state.snapshots import Snapshots
 from fluxtrain.state.staging import State
 from fluxtrain.state.verification import find_damage
 
-_OFF = 0
-"""The value of ``checkpoint.memory_every_steps`` that turns snapshots off."""
-
 
 class Recovery:
     """The newest state of a run, in memory or on storage."""
@@ -195,7 +192,7 @@ def _require_none_damaged(folder: Path, world: World) -> None:
 
 def _shared_volume(config: RunConfig, paths: RunPaths, world: World) -> Path | None:
     """Return the folder for snapshots, None if they are off or a pod has none."""
-    if config.checkpoint.memory_every_steps == _OFF:
+    if config.checkpoint.memory_every_steps == 0:
         return None
     return paths.snapshots if all(world.all_gather([paths.snapshots])) else None
 

@@ -6,7 +6,7 @@
       config.json           the resolved RunConfig
       DONE                  the checksums of these files, written last: a folder without it is ignored
 
-How such a folder is written and removed: checkpoint_folder.py.
+How such a folder is written and removed: folder.py.
 
 No pickle is written or read. The loader has no state: its position is the step.
 """

@@ -114,7 +114,7 @@ def pieces(tensors: Sequence[Rows], source: Shard, target: Shard) -> list[Piece]
 
 # Which snapshots continue the run in an output folder: fences those of ranks that were left behind.
 #
-# All ranks start together, and each start has a number (fence.py). A snapshot is accepted only if
+# All ranks start together, and each start has a number (run_state.py). A snapshot is accepted only if
 # the newest start took it, or loaded it and has taken none of its own yet. So neither ranks that
 # the others started without nor the memory of a run whose output was deleted can bring back their
 # state.
@@ -302,15 +302,12 @@ class Slot:
                 self._image.unlink(missing_ok=True)
             self._is_dropped = True
         with self.filling:
-            self._unpin()
+            if self._is_pinned:
+                unpin(self.bytes)
+                self._is_pinned = False
             if len(self.bytes):
                 address, size = ctypes.c_void_p(self.bytes.data_ptr()), len(self.bytes)
                 _LIBC.madvise(address, ctypes.c_size_t(size), _MADV_REMOVE)
-
-    def _unpin(self) -> None:
-        if self._is_pinned:
-            unpin(self.bytes)
-            self._is_pinned = False
 
 
 def mapped(image: Path, size: int) -> Tensor:

@@ -17,6 +17,7 @@ from fluxtrain.contract.process import CONFIG_FILE
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.optim import NEVER
 from fluxtrain.parallel.distributed import Channel, World
+from fluxtrain.runtime.step_times import record_event
 from fluxtrain.state.free_memory import Bound, MemoryWatch, tightest
 from fluxtrain.state.run_state import RunState
 from fluxtrain.state.slots import Copy, Pair, Slot, Slots, checksum, exchange, local_bytes
@@ -136,7 +137,7 @@ class Snapshots:
 
         On a GPU the copies are part of its queue: the next step waits for them, this process does not.
         """
-        begin = _record_event(self._world)
+        begin = record_event() if _has_gpu(self._world) else None
         if pair is not None:
             pair.own.invalidate()
             pair.own.filling.acquire()
@@ -145,7 +146,7 @@ class Snapshots:
                 pair.own.bytes[offset : offset + len(part)].copy_(part, non_blocking=True)
                 offset += len(part)
         self._bad_step.copy_(bad_step, non_blocking=True)
-        end = _record_event(self._world)
+        end = record_event() if _has_gpu(self._world) else None
 
         def wait() -> float:
             if end is not None:
@@ -249,14 +250,6 @@ def _print(text: str) -> None:
 
 def _has_gpu(world: World) -> bool:
     return world.device.type == "cuda"
-
-
-def _record_event(world: World) -> torch.cuda.Event | None:
-    if not _has_gpu(world):
-        return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 MAX_COST = 0.01

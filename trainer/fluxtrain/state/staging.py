@@ -11,9 +11,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from fluxtrain.parallel.sharding import local_part
 from fluxtrain.runtime.devices import pin, unpin
 from fluxtrain.runtime.progress import Alive
+from fluxtrain.runtime.step_times import Spans, record_event
 
 State = dict[str, Tensor]
 """Tensors by name; DTensors if they are sharded."""
@@ -30,11 +30,13 @@ _ALIGNMENT = 64
 """Bytes: each copy begins at a multiple of it."""
 
 
-class CopyQueue(Protocol):
-    """Where copies to the host are done: at once, or by a device beside its other work."""
+class CopyQueue:
+    """Where copies to the host are done: here at once, by a GPU beside its other work."""
 
-    def copying(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def copying(self) -> Iterator[None]:
         """Queue the copies that begin inside, after the work that the device has by now."""
+        yield
 
     def wait(self) -> None:
         """Return when these copies are done."""
@@ -44,6 +46,7 @@ class CopyQueue(Protocol):
 
     def take_stall(self) -> float:
         """Return the seconds that such work has waited since the last call."""
+        return 0.0
 
 
 class Staging:
@@ -59,7 +62,7 @@ class Staging:
         parts = [local_part(tensor) for tensor in state.values()]
         gpu = next((part.device for part in parts if part.is_cuda), None)
         self._state = state
-        self._queue: CopyQueue = queue or (_Host() if gpu is None else _Device())
+        self._queue = queue or (CopyQueue() if gpu is None else _GpuQueue())
         ends = list(accumulate((_padded(part.nbytes) for part in parts), initial=0))
         self._buffer = torch.empty(ends[-1], dtype=torch.uint8)
         self.copies = _views(state, self._buffer, ends)
@@ -102,31 +105,14 @@ class Staging:
         return self._queue.take_stall()
 
 
-class _Host:
-    """Copies that are done when they return."""
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        yield
-
-    def wait(self) -> None:
-        return
-
-    def before_change(self) -> None:
-        return
-
-    def take_stall(self) -> float:
-        return 0.0
-
-
-class _Device:
+class _GpuQueue(CopyQueue):
     """Copies in a stream of their own of the current GPU."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
         self._is_awaited = True
-        self._waits = list[tuple[torch.cuda.Event, torch.cuda.Event]]()
+        self._waits = Spans()
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -143,20 +129,13 @@ class _Device:
     def before_change(self) -> None:
         if self._copied is None or self._is_awaited:
             return
-        stream = torch.cuda.current_stream()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record(stream)
-        stream.wait_event(self._copied)
-        end.record(stream)
+        begin = record_event()
+        torch.cuda.current_stream().wait_event(self._copied)
+        self._waits.add(begin, record_event())
         self._is_awaited = True
-        self._waits.append((begin, end))
 
     def take_stall(self) -> float:
-        seconds = 0.0
-        while self._waits and self._waits[0][1].query():  # type: ignore[no-untyped-call]
-            begin, end = self._waits.pop(0)
-            seconds += begin.elapsed_time(end) / 1000
-        return seconds
+        return self._waits.take_passed()
 
 
 def _padded(num_bytes: int) -> int:

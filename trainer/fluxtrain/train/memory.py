@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -110,12 +109,13 @@ def memory_at(
 
     def at(micro_batch: int) -> Memory:
         peak = max(passes.of(micro_batch).moments(), key=lambda moment: moment.total)
+        evaluated = config.evaluation.batch_size if config.evaluation.is_on else 0
         parts = {
             **fixed,
             "gradients": peak.gradients,
             "gathered": peak.gathered,
             "activations": peak.activations,
-            "copied_ahead": copied * samples_ahead(config, micro_batch),
+            "copied_ahead": copied * (micro_batch + evaluated),
         }
         return Memory(**parts, total=sum(parts.values()))
 
@@ -418,11 +418,6 @@ def copied_bytes(config: RunConfig) -> int:
     return _latents(config) + _text(config) + _mask(config) + _PER_SAMPLE
 
 
-def samples_ahead(config: RunConfig, micro_batch: int) -> int:
-    """Return the samples that may be copied ahead: a micro batch, and the first batch of an evaluation."""
-    return micro_batch + (config.evaluation.batch_size if config.evaluation.is_on else 0)
-
-
 def _latents(config: RunConfig) -> int:
     """Return the bytes of mean and logvar, and of both kinds of noise, which the condition has not."""
     channels, height, width = config.latent_shape
@@ -430,7 +425,7 @@ def _latents(config: RunConfig) -> int:
 
 
 def _mask(config: RunConfig) -> int:
-    return _BATCH_FLOAT32 * math.prod(config.latent_shape[1:]) if config.data.masks else 0
+    return _BATCH_FLOAT32 * prod(config.latent_shape[1:]) if config.data.masks else 0
 
 
 def _image(config: RunConfig) -> int:
@@ -524,9 +519,13 @@ def settle_resharding(
     if config.parallel.reshard_after_forward is not None:
         return config
     if gpu_memory is None or config.data.source == "images":
-        return _with_resharding(config, True)
-    used = _step_bytes(config, num_ranks, ranks_per_node)
-    return _with_resharding(config, used >= ROOM * gpu_memory)
+        return with_parallel(config, reshard_after_forward=True)
+    kept = with_parallel(config, reshard_after_forward=False)
+    shares = BatchShares.of(config, num_ranks)
+    accumulates = shares.accumulation_steps > 1
+    sharding = Sharding.of(config, num_ranks, ranks_per_node)
+    used = memory(kept, sharding, shares.micro_batch_size, accumulates).total
+    return with_parallel(config, reshard_after_forward=used >= ROOM * gpu_memory)
 
 
 def settle_resharding_of(world: World, config: RunConfig) -> RunConfig:
@@ -538,14 +537,7 @@ def settle_resharding_of(world: World, config: RunConfig) -> RunConfig:
     return settle_resharding(config, world.size, world.local_size, int(smallest))
 
 
-def _step_bytes(config: RunConfig, num_ranks: int, ranks_per_node: int) -> int:
-    """Return the peak memory of a rank if all weights stay gathered."""
-    kept = _with_resharding(config, False)
-    shares = BatchShares.of(config, num_ranks)
-    sharding = Sharding.of(config, num_ranks, ranks_per_node)
-    return memory(kept, sharding, shares.micro_batch_size, shares.accumulation_steps > 1).total
-
-
-def _with_resharding(config: RunConfig, is_on: bool) -> RunConfig:
-    parallel = config.parallel.model_copy(update={"reshard_after_forward": is_on})
+def with_parallel(config: RunConfig, **changes: int | bool) -> RunConfig:
+    """Return ``config`` with ``changes`` to its section ``parallel``."""
+    parallel = config.parallel.model_copy(update=changes)
     return config.model_copy(update={"parallel": parallel})

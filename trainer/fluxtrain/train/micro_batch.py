@@ -22,7 +22,7 @@ from fluxtrain.runtime.devices import memory_of
 from fluxtrain.runtime.progress import binary
 from fluxtrain.state.free_memory import memory_limit
 from fluxtrain.state.random_seed import keep_number, kept_number
-from fluxtrain.train.memory import Memory, memory, memory_at
+from fluxtrain.train.memory import Memory, memory, memory_at, with_parallel
 
 FILE = "micro_batch_size"
 USABLE = 0.9
@@ -86,13 +86,13 @@ def settle_micro_batch(
     if config.parallel.micro_batch_size != AUTO:
         return config
     sharding = Sharding.of(config, num_ranks, ranks_per_node)
-    sized = _with(config, compile=config.parallel.compiles(room.is_gpu))
+    sized = with_parallel(config, compile=config.parallel.compiles(room.is_gpu))
     largest = largest_micro_batch(sized, sharding, room)
     if kept and kept <= largest:
-        return _with(config, micro_batch_size=kept)
-    limited = _with(config, micro_batch_size=max(1, largest))
+        return with_parallel(config, micro_batch_size=kept)
+    limited = with_parallel(config, micro_batch_size=max(1, largest))
     size = BatchShares.of(limited, num_ranks).micro_batch_size
-    return _with(config, micro_batch_size=size)
+    return with_parallel(config, micro_batch_size=size)
 
 
 def require_memory_of(world: World, config: RunConfig) -> None:
@@ -122,7 +122,7 @@ def settle_micro_batch_of(world: World, config: RunConfig, output: Path) -> RunC
         return config
     own = Room.of(memory_of(world.device), world.local_size)
     room = replace(own, usable=min(n for (n,) in world.gather_numbers([own.usable])))
-    sized = _with(config, compile=compiles(config.parallel, world.device))
+    sized = with_parallel(config, compile=compiles(config.parallel, world.device))
 
     def settled() -> int:
         path = output / FILE
@@ -134,7 +134,7 @@ def settle_micro_batch_of(world: World, config: RunConfig, output: Path) -> RunC
         _tell(found, Sharding.of(config, world.size, world.local_size), room, path, kept)
         return number
 
-    return _with(config, micro_batch_size=world.from_main(settled))
+    return with_parallel(config, micro_batch_size=world.from_main(settled))
 
 
 def _tell(config: RunConfig, sharding: Sharding, room: Room, path: Path, kept: int | None) -> None:
@@ -155,8 +155,3 @@ def _tell(config: RunConfig, sharding: Sharding, room: Room, path: Path, kept: i
 def _share(config: RunConfig, sharding: Sharding) -> int:
     """Return the samples of a rank in one step."""
     return -(-config.schedule.global_batch_size // sharding.num_ranks)
-
-
-def _with(config: RunConfig, **changes: int | bool) -> RunConfig:
-    parallel = config.parallel.model_copy(update=changes)
-    return config.model_copy(update={"parallel": parallel})
