@@ -263,7 +263,7 @@ def test_a_reply_that_is_not_signed_with_the_key_is_not_believed(service: Servic
     client = service.client("a")
     reply_of(client)
     client._key = Key(KEY)
-    service.server.RequestHandlerClass.key = b"another"  # type: ignore[attr-defined]
+    service.server.key = Key(b"another")
     assert not client.exchange()
 
 

@@ -234,11 +234,9 @@ class Membership:
             beat.node, now, waiting, beat.step, ranks=beat.ranks, node_name=beat.node_name
         )
         self._update_sets(beat.agent)
-        if beat.store and beat.generation == self.generation and self._has_rank_0(beat.agent):
+        has_rank_0 = beat.generation == self.generation and self.world[:1] == (beat.agent,)
+        if beat.store and has_rank_0:
             self.store = beat.store
-
-    def _has_rank_0(self, agent: str) -> bool:
-        return self.world[:1] == (agent,)
 
     def _last_alive(self, name: str, agent: _Agent) -> float:
         """Return when ``agent`` was alive for certain: a step needs the ranks of all agents."""
@@ -249,15 +247,6 @@ class Membership:
     def _broken(self) -> bool:
         """Return whether an agent of the generation is lost, has left or waits for the next one."""
         return len(self._running) < len(self._members)
-
-    @property
-    def _exceeds(self) -> bool:
-        """Return whether the generation is that of an earlier service, for more nodes."""
-        return len(self._members) > self.limits.wanted_nodes
-
-    @property
-    def _must_end(self) -> bool:
-        return 0 < self.generation <= self.ended
 
     def _is_ready(self, now: float) -> bool:
         """Return whether a generation can form: every agent waits, and they are enough.
@@ -298,8 +287,11 @@ class Membership:
     def _reply(self, beat: Heartbeat, now: float) -> Reply:
         is_member = beat.agent in self._members
         current = beat.generation == self.generation
-        is_whole = is_member and not (self._broken or self._exceeds)
-        must_reform = self._must_end or not is_whole or self._can_grow(now)
+        # one of an earlier service may be for more nodes
+        is_small_enough = len(self._members) <= self.limits.wanted_nodes
+        is_whole = is_member and is_small_enough and not self._broken
+        must_end = 0 < self.generation <= self.ended
+        must_reform = must_end or not is_whole or self._can_grow(now)
         return Reply.model_construct(  # all values are checked; a world has thousands
             boot="",
             generation=self.generation,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 import secrets
 import stat
 import threading
@@ -191,14 +190,6 @@ class Reply(_Message):
     """Whether the agent must send the world of its generation."""
     heartbeat_seconds: Annotated[float, Field(ge=HEARTBEAT_SECONDS, le=60)] = HEARTBEAT_SECONDS
     """Time until the agent's next heartbeat, if nothing but its step changes."""
-
-
-_SIGNATURE = re.compile(r"[0-9a-f]{64}")
-
-
-def is_plausible(signature: str) -> bool:
-    """Return whether ``signature`` has the form of a signature."""
-    return _SIGNATURE.fullmatch(signature) is not None
 
 
 def request_signature(key: bytes, body: bytes) -> str:

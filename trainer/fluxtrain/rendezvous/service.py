@@ -18,11 +18,11 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -55,7 +55,6 @@ from fluxtrain.rendezvous.messages import (
     Key,
     RankReport,
     Reply,
-    is_plausible,
     reply_signature,
 )
 
@@ -63,6 +62,7 @@ _NUM_FIRST = 2
 """Ranks that stopped first: the first of them is told apart from the next one."""
 
 AgentReport = tuple[str, RankReport]
+S = TypeVar("S", bound=Server)
 
 
 def progress_report(reports: Sequence[AgentReport]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ _OTHER_FILES = 256
 """For the other port, and for connections that close."""
 _NAME = "rendezvous"
 _TEXT, _JSON = "text/plain", "application/json"
-_LENGTH = re.compile("[0-9]{1,9}", re.ASCII)
+_LENGTH, _SIGNATURE = re.compile("[0-9]{1,9}", re.ASCII), re.compile("[0-9a-f]{64}")
 _MAX_WORLDS = 16
 """Bodies with a world that are read at a time: all others are small."""
 
@@ -251,36 +251,39 @@ def _restarts(membership: Membership) -> list[dict[str, object]]:
     ]
 
 
+class _MembersServer(Server):
+    """The server for what is known of the agents."""
+
+    def __init__(self, sessions: Sessions, address: tuple[str, int]) -> None:
+        self.sessions = sessions
+        super().__init__(_NAME, address, _MembersHandler, STATUS_BOUNDS)
+
+
 class _HeartbeatServer(Server):
     """The server for heartbeats, which bounds how many large ones are read at a time."""
 
-    def __init__(self, address: tuple[str, int], handler: type[Handler], bounds: Bounds) -> None:
+    def __init__(self, sessions: Sessions, key: Key, address: tuple[str, int]) -> None:
+        self.sessions, self.key = sessions, key
         self.worlds = threading.BoundedSemaphore(_MAX_WORLDS)
-        super().__init__(_NAME, address, handler, bounds)
+        super().__init__(_NAME, address, _HeartbeatHandler, _bounds(sessions.limits))
 
 
 def serve(sessions: Sessions, key: Key, address: str, port: int) -> _HeartbeatServer:
     """Serve heartbeats on ``address:port`` in a thread; StorageError if it cannot listen."""
-
-    class OwnHandler(_HeartbeatHandler):
-        pass
-
-    OwnHandler.sessions, OwnHandler.key = sessions, key
-    with _cannot_listen(address, port):
-        server = _HeartbeatServer((address, port), OwnHandler, _bounds(sessions.limits))
-    server.start()
-    return server
+    return _started(partial(_HeartbeatServer, sessions, key), address, port)
 
 
 def serve_members(sessions: Sessions, address: str, port: int) -> Server:
     """Serve /members and /healthz on ``address:port`` in a thread; StorageError if it cannot listen."""
+    return _started(partial(_MembersServer, sessions), address, port)
 
-    class OwnHandler(_MembersHandler):
-        pass
 
-    OwnHandler.sessions = sessions
-    with _cannot_listen(address, port):
-        server = Server(_NAME, (address, port), OwnHandler, STATUS_BOUNDS)
+def _started(make: Callable[[tuple[str, int]], S], address: str, port: int) -> S:
+    try:
+        server = make((address, port))
+    except OSError as error:
+        text = f"the rendezvous cannot listen on {host_port(address, port)} ({error.strerror})"
+        raise StorageError(text) from None
     server.start()
     return server
 
@@ -292,55 +295,43 @@ def _bounds(limits: Limits) -> Bounds:
     return Bounds(min(wanted, max(1, files - _OTHER_FILES)), _SPARE_CONNECTIONS)
 
 
-@contextmanager
-def _cannot_listen(address: str, port: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror
-        raise StorageError(
-            f"the rendezvous cannot listen on {host_port(address, port)} ({reason})"
-        ) from None
-
-
-class _Handler(Handler):
-    sessions: Sessions
+class _MembersHandler(Handler):
+    server: _MembersServer
     protocol_version = "HTTP/1.1"
 
-
-class _MembersHandler(_Handler):
     def do_GET(self) -> None:  # noqa: N802  (of http.server)
         if self.path == "/healthz":
             self.respond(200, b"ok\n", _TEXT)
         elif self.path == MEMBERS_PATH:
-            self.respond(200, json.dumps(self.sessions.members()).encode(), _JSON)
+            self.respond(200, json.dumps(self.server.sessions.members()).encode(), _JSON)
         elif self.path == PROGRESS_PATH:
-            self.respond(200, json.dumps(self.sessions.progress()).encode(), _JSON)
+            self.respond(200, json.dumps(self.server.sessions.progress()).encode(), _JSON)
         else:
             self.respond(404, b"not found\n", _TEXT)
 
 
-class _HeartbeatHandler(_Handler):
+class _HeartbeatHandler(Handler):
     server: _HeartbeatServer
-    key: Key
+    protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:  # noqa: N802  (of http.server)
         length = self.headers.get("Content-Length", "")
         signature = self.headers.get(SIGNATURE_HEADER, "")
         if self.path != PATH or not _LENGTH.fullmatch(length) or int(length) > MAX_BYTES:
             return self._refuse(400, b"not a heartbeat\n")
-        if not is_plausible(signature):
+        if not _SIGNATURE.fullmatch(signature):
             return self._refuse(403, b"no signature\n")
         body = self._body(int(length))
         if body is None:
             return self._refuse(503, b"too many worlds at a time\n")
-        if (key := self.key.of_request(body, signature)) is None:
+        if (key := self.server.key.of_request(body, signature)) is None:
             return self._refuse(403, b"wrong signature\n")
         try:
             beat = Heartbeat.model_validate_json(body)
         except ValidationError as error:
             return self.respond(400, f"{error.errors()[0]['msg']}\n".encode(), _TEXT)
-        content = self.sessions.heartbeat(beat).model_dump_json(exclude_defaults=True).encode()
+        reply = self.server.sessions.heartbeat(beat)
+        content = reply.model_dump_json(exclude_defaults=True).encode()
         signed = reply_signature(key, signature, content)
         return self.respond(200, content, _JSON, [(SIGNATURE_HEADER, signed)])
 
