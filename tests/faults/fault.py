@@ -85,7 +85,6 @@ class Limits:
 class Fault:
     """A row: ``inject`` disturbs a job that trains, and undoes it at the end of its context."""
 
-    name: str
     text: str
     inject: Callable[[Target], AbstractContextManager[None]]
     limits: Limits = field(default_factory=Limits)
@@ -95,6 +94,13 @@ class Fault:
     """Whether each node must have one training pod before: after an earlier fault two may share one."""
     prepare: Callable[[Path], None] | None = None
     """Writes data to the output of its own job before that is created."""
+    other_name: str = ""
+    """If it is not that of ``inject``, with hyphens."""
+
+    @property
+    def name(self) -> str:
+        """Return what `make faults` calls it."""
+        return self.other_name or self.inject.__name__.replace("_", "-")
 
 
 @dataclass

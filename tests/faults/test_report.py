@@ -86,13 +86,11 @@ def test_seconds_from_10_s_on_to_the_first_new_training_pod(
 
 
 @contextmanager
-def nothing(target: Target) -> Iterator[None]:
+def cut(target: Target) -> Iterator[None]:
     yield
 
 
-FAULT = Fault(
-    "cut", "a cable | is cut", nothing, Limits(lost_steps=20, pause_seconds=30, charged=1)
-)
+FAULT = Fault("a cable | is cut", cut, Limits(lost_steps=20, pause_seconds=30, charged=1))
 
 
 def outcome(**values: Any) -> Outcome:
@@ -145,7 +143,7 @@ def test_a_row_has_what_was_measured() -> None:
 
 
 def test_the_page_has_all_rows_and_they_are_read_back() -> None:
-    other = replace(FAULT, name="other-cut")
+    other = replace(FAULT, other_name="other-cut")
     rows = [row(outcome()), row(Outcome(other, lost_steps=99))]
     page = render(rows, "2 cores", "the job", "a day", "## Notes\n")
     assert page.startswith("# What each fault costs\n")
@@ -156,7 +154,7 @@ def test_the_page_has_all_rows_and_they_are_read_back() -> None:
 
 
 def test_the_rows_of_a_page_without_a_column_have_an_empty_cell() -> None:
-    rows = [row(outcome()), row(Outcome(replace(FAULT, name="other-cut"), lost_steps=99))]
+    rows = [row(outcome()), row(Outcome(replace(FAULT, other_name="other-cut"), lost_steps=99))]
     page = render(rows, "2 cores", "the job", "a day", "")
     old = "\n".join(without_column(line, "replaced") for line in page.splitlines())
     assert "replaced |" not in old

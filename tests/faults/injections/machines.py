@@ -24,7 +24,7 @@ UNHEALTHY_STEPS = 40
 
 
 @contextmanager
-def powered_off(target: Target) -> Iterator[None]:
+def power_off(target: Target) -> Iterator[None]:
     """Power off a node that the rendezvous service is not on, until its pod is replaced elsewhere."""
     before, victim = target.uids(), machine_of(target.expendable_pod)
     with lifecycle.lock():
