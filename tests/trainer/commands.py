@@ -9,13 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from cluster.free_ports import free_port
 from tests.trainer import ranks
+from tests.trainer.outputs import mlperf_values, newest_step
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from fluxtrain.cli import main
@@ -70,6 +72,61 @@ def start(
     """
     environ = {**environment(), **variables}
     return Forked(run_command, arguments, environ, log, errors or log, pause)
+
+
+class Job:
+    """The processes of a run in ``folder``, and what they wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output, self.port = folder, folder / "output", free_port()
+        self.processes: list[Forked] = []
+
+    def start(self, *arguments: str, pause: float, **variables: str) -> Forked:
+        """Start ``fluxtrain ARGUMENTS``, with a log of its own."""
+        log = self.log(len(self.processes))
+        self.processes.append(start(*arguments, log=log, pause=pause, **variables))
+        return self.processes[-1]
+
+    def log(self, number: int) -> Path:
+        """Return the log of the process that was started as ``number``, from 0."""
+        return self.folder / f"process_{number}.log"
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        texts = {path.name: path.read_text() for path in sorted(self.folder.glob("process_*.log"))}
+        return "\n".join(f"== {name}\n{text[-2000:]}" for name, text in texts.items())
+
+    def step(self) -> int:
+        return newest_step(self.output)
+
+    def ranks(self) -> list[int]:
+        """Return the number of ranks after each resume."""
+        return [value["num_ranks"] for value in mlperf_values(self.output, "run_resumed")]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait_for(lambda: self.step() >= step)
+
+    def wait_for(self, done: Callable[[], bool], seconds: float = 240) -> None:
+        """Wait until ``done``; fail with the logs on a timeout."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+
+    def wait_for_ends(self, processes: Sequence[Forked], *codes: int, seconds: float = 240) -> None:
+        """Assert that ``processes`` end in time with ``codes``, or all of them with the only one."""
+        found = [process.wait(seconds) for process in processes]
+        assert found == list(codes) * (len(found) // len(codes)), self.logs()
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+
+def children(pid: int) -> list[int]:
+    """Return the process ids of the children of ``pid``."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
 
 
 def fluxtrain(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,14 @@ def losses(output: Path, key: str = "train_loss") -> dict[int, float]:
     return dict(found)
 
 
+def newest_step(output: Path) -> int:
+    """Return the newest step of a run that may be writing it; 0 if there is none."""
+    try:
+        return max(losses(output), default=0)
+    except (OSError, ValueError):
+        return 0
+
+
 def ledger(output: Path) -> dict[int, list[int]]:
     """Return the samples of each step, sorted, over all ranks."""
     used: dict[int, list[int]] = {}
@@ -35,6 +43,12 @@ def mlperf_events(output: Path) -> list[dict[str, Any]]:
 def mlperf_values(output: Path, key: str) -> list[Any]:
     """Return the values of the events ``key``."""
     return [event["value"] for event in mlperf_events(output) if event["key"] == key]
+
+
+def resumed_steps(output: Path, batch: int = 16) -> list[int]:
+    """Return the step after which each restart continued, with batches of ``batch`` samples."""
+    resumes = (event for event in mlperf_events(output) if event["key"] == "run_resumed")
+    return [event["metadata"]["samples_count"] // batch for event in resumes]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -16,8 +16,8 @@ from uuid import uuid4
 import pytest
 from cluster.free_ports import free_port
 from tests.first_process import catches, first_process
-from tests.trainer.commands import Forked, command, start
-from tests.trainer.outputs import ledger, losses, mlperf_events, mlperf_values
+from tests.trainer.commands import Forked, Job, children, command
+from tests.trainer.outputs import ledger, losses, resumed_steps
 
 from fluxtrain.contract.process import ENV_CONFIG, STACKS_SIGNAL, RunPaths
 from fluxtrain.contract.run.resolve import merge, resolve
@@ -38,20 +38,13 @@ SLOW = {
 }
 
 
-def children(process: int) -> list[int]:
-    """Return the process ids of the children of ``process``."""
-    path = Path(f"/proc/{process}/task/{process}/children")
-    return [int(child) for child in path.read_text().split()]
-
-
-class Agents:
+class Agents(Job):
     """A rendezvous service and agents on this machine, each in its own process group."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port, self.job = folder, free_port(), f"{uuid4().hex}-1"
-        self.output = folder / "output"
-        self.processes: list[Forked] = []
-        self.peers: list[Client] = []
+        super().__init__(folder)
+        self.job, self.nodes, self.peers = f"{uuid4().hex}-1", "1:2", list[Client]()
+        self.output.mkdir()
         (folder / "key").write_bytes(KEY)
         self.configure({})
 
@@ -59,31 +52,23 @@ class Agents:
         config = resolve(merge(SLOW, changes))
         (self.folder / "config.json").write_text(config.model_dump_json())
 
-    def start(self, *arguments: str, **environment: str) -> Forked:
-        log = self.folder / f"{arguments[0]}_{len(self.processes)}.log"
-        return self.add(start(*arguments, log=log, pause=PAUSE, **environment))
-
-    def add(self, process: Forked) -> Forked:
-        self.processes.append(process)
-        return process
-
     def service(self, nodes: str = "1:2", *options: str, members_port: int = 0) -> Forked:
+        self.nodes = nodes
         ports = [f"--port={self.port}", f"--members-port={members_port}"]
         key = f"--key={self.folder / 'key'}"
-        return self.start("rendezvous", *ports, f"--nodes={nodes}", key, *options)
+        return self.start("rendezvous", *ports, f"--nodes={nodes}", key, *options, pause=PAUSE)
 
-    def agent(
-        self, nodes: str = "1:2", processes: int = 1, restarts: str = "100", **more: str
-    ) -> Forked:
+    def agent(self, processes: int = 1, restarts: str = "100", **more: str) -> Forked:
         paths = RunPaths(self.output, self.folder, self.folder)
         log = self.folder / f"termination_{len(self.processes)}.json"
         log.touch()  # as kubelet does
         return self.start(
             "agent",
             f"--termination-log={log}",
+            pause=PAUSE,
             **paths.environment(),
             **{ENV_CONFIG: str(self.folder / "config.json")},
-            PET_NNODES=nodes,
+            PET_NNODES=self.nodes,
             PET_NPROC_PER_NODE=f"{processes}",
             FLUXTRAIN_RENDEZVOUS_KEY=str(self.folder / "key"),
             PET_RDZV_ENDPOINT=f"127.0.0.1:{self.port}",
@@ -94,6 +79,11 @@ class Agents:
             **more,
         )
 
+    def agent_with_memory(self, name: str, restarts: str = "100") -> Forked:
+        """Start an agent whose node keeps snapshots in the folder ``name``."""
+        (self.folder / name).mkdir()
+        return self.agent(restarts=restarts, FLUXTRAIN_SNAPSHOTS=str(self.folder / name))
+
     def peer(self) -> Client:
         """Return a client that waits for a generation, ordered before all agents."""
         beat = Heartbeat(sequence=0, attempt=1, agent="peer", node="!", joining=True)
@@ -102,49 +92,22 @@ class Agents:
         self.peers.append(client)
         return client
 
-    def step(self) -> int:
-        try:
-            return max(losses(self.output), default=0)
-        except (OSError, ValueError):
-            return 0
-
     def termination_messages(self) -> list[dict[str, Any]]:
         """Return the termination messages of the agents that have ended."""
         texts = [path.read_text() for path in sorted(self.folder.glob("termination_*.json"))]
         return [json.loads(text) for text in texts if text]
 
-    def wait_for_step(self, step: int) -> None:
-        self.wait_for(lambda: self.step() >= step)
-
-    def wait_for(self, done: Callable[[], bool], seconds: float = 120) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.2)
-
     def log_of(self, agent: int) -> str:
-        return (self.folder / f"agent_{agent}.log").read_text()
-
-    def logs(self) -> str:
-        return "\n".join(
-            f"== {path.name}\n{path.read_text()[-2000:]}" for path in self.folder.glob("*.log")
-        )
+        return self.log(agent).read_text()
 
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
-    (tmp_path / "output").mkdir()
     agents = Agents(tmp_path)
     yield agents
     for peer in agents.peers:
         peer.stop()
-    for process in agents.processes:
-        process.kill()
-
-
-def ranks_of(agents: Agents) -> list[int]:
-    """Return the number of ranks after each resume."""
-    return [value["num_ranks"] for value in mlperf_values(agents.output, "run_resumed")]
+    agents.kill()
 
 
 @pytest.mark.proof
@@ -155,11 +118,11 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
     agents.wait_for_step(agents.step() + 15)
     agents.service()
     agents.wait_for_step(agents.step() + 15)
-    assert ranks_of(agents) == [], "the loss of the service restarts nothing"
+    assert agents.ranks() == [], "the loss of the service restarts nothing"
     second.kill()
     here = agents.step()
     agents.wait_for_step(here + 15)
-    assert first.wait(timeout=240) == EXIT_OK, agents.logs()
+    agents.wait_for_ends([first], EXIT_OK)
     assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     (message,) = agents.termination_messages()
     assert (message["rank"], message["step"], message["checkpointStep"]) == (0, STEPS, STEPS)
@@ -175,11 +138,11 @@ def test_training_survives_the_loss_of_the_service_or_an_agent(agents: Agents) -
 def test_a_trainer_that_fails_counts_as_one_restart_of_all_nodes(agents: Agents) -> None:
     agents.configure({"schedule": {"steps": 50}})
     agents.service("2:2")
-    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    started = [agents.agent() for _ in range(2)]
     agents.wait_for_step(20)
     (trainer,) = children(started[1].pid)
     os.kill(trainer, signal.SIGKILL)
-    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
+    agents.wait_for_ends(started, EXIT_OK)
     (message,) = agents.termination_messages()[:1]
     assert message["processRestarts"] == 1
     printed = {*agents.log_of(1).splitlines(), *agents.log_of(2).splitlines()}
@@ -192,7 +155,7 @@ def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Age
     agents.configure({"schedule": {"steps": 1_000_000}})
     port = free_port()
     service = agents.service("2:2", members_port=port)
-    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    started = [agents.agent() for _ in range(2)]
     causes = list[str]()
     for number in (0, 1, 0):
         agents.wait_for_step(agents.step() + 10)
@@ -208,13 +171,19 @@ def test_each_killed_trainer_is_one_restart_whichever_agent_tells_it(agents: Age
 
 def told_causes(port: int) -> list[str]:
     """Return the causes of the restarts at /members, in the order of their generations."""
-    return [restart["cause"] for restart in members(port).get("restarts", ())]
+    return [restart["cause"] for restart in answer(port, "members").get("restarts", ())]
 
 
-def members(port: int) -> dict[str, Any]:
-    """Return the answer at /members, empty without one."""
+def reported_ranks(port: int) -> list[dict[str, Any]]:
+    """Return the ranks that the agents report through the service."""
+    return list(answer(port, "progress").get("ranks", ()))
+
+
+def answer(port: int, path: str) -> dict[str, Any]:
+    """Return the answer of the service at ``path``, empty without one."""
     try:
-        with build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/members") as response:
+        address = f"http://127.0.0.1:{port}/{path}"
+        with build_opener(ProxyHandler({})).open(address, timeout=5) as response:
             return dict(json.loads(response.read()))
     except OSError:
         return {}
@@ -226,16 +195,16 @@ def test_training_continues_when_one_of_three_agents_is_replaced(
     """Of these numbers only two divides the batch of 16."""
     agents.configure({"parallel": {"dp_replicate": 2}})
     agents.service("2:3")
-    started = [agents.agent(nodes="2:3") for _ in range(3)]
+    started = [agents.agent() for _ in range(3)]
     agents.wait_for_step(15)
     lost = started.pop()
     lost.kill()
-    agents.wait_for(lambda: 2 in ranks_of(agents))
+    agents.wait_for(lambda: 2 in agents.ranks())
     here = agents.step()
     agents.wait_for_step(here + 15)
-    started.append(agents.agent(nodes="2:3"))
-    agents.wait_for(lambda: ranks_of(agents)[-1] == 3)
-    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 3, agents.logs()
+    started.append(agents.agent())
+    agents.wait_for(lambda: agents.ranks()[-1] == 3)
+    agents.wait_for_ends(started, EXIT_OK)
     assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     assert {len(indices) for indices in ledger(agents.output).values()} == {16}
 
@@ -245,12 +214,12 @@ def test_agents_that_are_stopped_one_after_the_other_report_the_last_step(
     agents: Agents, first: int
 ) -> None:
     agents.service("2:2")
-    started = [agents.agent(nodes="2:2") for _ in range(2)]
+    started = [agents.agent() for _ in range(2)]
     agents.wait_for_step(10)
     started[first].send_signal(signal.SIGTERM)
     time.sleep(0.5)
     started[1 - first].send_signal(signal.SIGTERM)
-    assert [agent.wait(timeout=60) for agent in started] == [EXIT_STOPPED] * 2, agents.logs()
+    agents.wait_for_ends(started, EXIT_STOPPED, seconds=60)
     steps = max(losses(agents.output))
     messages = agents.termination_messages()
     assert [m["step"] for m in messages if m.get("rank") == 0] == [steps]
@@ -264,7 +233,7 @@ def test_training_survives_a_node_that_is_lost_while_it_joins(agents: Agents) ->
     peer.stop()
     agents.wait_for_step(5)
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
+    agents.wait_for_ends([agent], EXIT_STOPPED, seconds=60)
 
 
 def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
@@ -288,20 +257,9 @@ def test_an_agent_that_was_removed_joins_again_and_does_not_train_in_parallel(
 
 
 @pytest.mark.torch_range
-def test_a_stop_saves_a_checkpoint_and_returns_its_exit_code(agents: Agents) -> None:
-    agents.service("1:1")
-    agent = agents.agent()
-    agents.wait_for_step(5)
-    agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=60) == EXIT_STOPPED, agents.logs()
-    assert list((agents.output / "checkpoints").glob("step_*/DONE"))
-    (message,) = agents.termination_messages()
-    assert message["step"] == message["checkpointStep"] == max(losses(agents.output))
-    assert "stopped by SIGTERM" in message["message"]
-    assert message["trainSecondsBefore"] == 0, "there was no earlier training"
-
-
-def test_a_trainer_prints_its_stacks_on_a_signal_and_continues(agents: Agents) -> None:
+def test_a_trainer_prints_its_stacks_on_a_signal_goes_on_and_saves_at_a_stop(
+    agents: Agents,
+) -> None:
     agents.service("1:1")
     agent = agents.agent()
     agents.wait_for_step(5)
@@ -311,17 +269,24 @@ def test_a_trainer_prints_its_stacks_on_a_signal_and_continues(agents: Agents) -
     agents.wait_for(lambda: "in train" in agents.log_of(1))
     agents.wait_for_step(agents.step() + 5)
     assert children(agent.pid) == [trainer]
+    agent.send_signal(signal.SIGTERM)
+    agents.wait_for_ends([agent], EXIT_STOPPED, seconds=60)
+    assert list((agents.output / "checkpoints").glob("step_*/DONE"))
+    (message,) = agents.termination_messages()
+    assert message["step"] == message["checkpointStep"] == max(losses(agents.output))
+    assert "stopped by SIGTERM" in message["message"]
+    assert message["trainSecondsBefore"] == 0, "there was no earlier training"
 
 
 def test_the_stacks_of_a_stalled_trainer_are_in_the_log_before_it_is_stopped(
     agents: Agents,
 ) -> None:
     agents.service("2:2")
-    first, second = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
+    first, second = agents.agent(), agents.agent()
     agents.wait_for_step(5)
     (stopped,) = children(second.pid)
     os.kill(stopped, signal.SIGSTOP)  # so the other hangs in a collective
-    time.sleep(20)
+    time.sleep(13)  # more than until its state is told
     assert "most recent call first" not in agents.log_of(1)
     first.send_signal(signal.SIGTERM)
     agents.wait_for(lambda: "most recent call first" in agents.log_of(1), seconds=20)
@@ -339,21 +304,17 @@ def test_the_peer_of_an_agent_that_fails_continues_from_memory_with_its_successo
     port = free_port()
     agents.service("2:2", members_port=port)
 
-    def start(name: str, restarts: str) -> Forked:
-        (agents.folder / name).mkdir()
-        volume = str(agents.folder / name)
-        return agents.agent(nodes="2:2", restarts=restarts, FLUXTRAIN_SNAPSHOTS=volume)
-
-    first, second = start("memory_1", "100"), start("memory_2", "0")
+    first = agents.agent_with_memory("memory_1")
+    second = agents.agent_with_memory("memory_2", restarts="0")
     agents.wait_for_step(30)
     os.kill(children(second.pid)[0], signal.SIGKILL)
     failed_at = agents.step()
-    assert second.wait(timeout=60) == EXIT_ERROR, agents.logs()
-    agents.wait_for(lambda: len(members(port)["alive"]) == 1)
-    third = start("memory_3", "100")
-    assert [agent.wait(timeout=240) for agent in (first, third)] == [EXIT_OK] * 2, agents.logs()
-    (resumed,) = mlperf_events_of(agents, "run_resumed")
-    assert failed_at - 10 <= resumed["metadata"]["samples_count"] // 16
+    agents.wait_for_ends([second], EXIT_ERROR, seconds=60)
+    agents.wait_for(lambda: len(answer(port, "members")["alive"]) == 1)
+    third = agents.agent_with_memory("memory_3")
+    agents.wait_for_ends((first, third), EXIT_OK)
+    (resumed,) = resumed_steps(agents.output)
+    assert failed_at - 10 <= resumed
     assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     assert told_causes(port) == [], "the operator charges the end of the pod"
     restarts = [message["processRestarts"] for message in agents.termination_messages()]
@@ -366,9 +327,9 @@ def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
     first, second = agents.agent(), agents.agent(restarts="0")
     agents.wait_for_step(20)
     os.kill(children(second.pid)[0], signal.SIGKILL)
-    assert second.wait(timeout=60) == EXIT_ERROR, agents.logs()
-    assert first.wait(timeout=240) == EXIT_OK, agents.logs()
-    assert ranks_of(agents) == [1]
+    agents.wait_for_ends([second], EXIT_ERROR, seconds=60)
+    agents.wait_for_ends([first], EXIT_OK)
+    assert agents.ranks() == [1]
     assert list(losses(agents.output)) == list(range(1, 51))
 
 
@@ -376,10 +337,8 @@ def test_the_others_go_on_without_an_agent_that_fails(agents: Agents) -> None:
 def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> None:
     """The service is replaced by one that ends their generation, as the operator does."""
     agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
-    service, started = agents.service("2:2"), []
-    for name in ("memory_1", "memory_2"):
-        (agents.folder / name).mkdir()
-        started.append(agents.agent(nodes="2:2", FLUXTRAIN_SNAPSHOTS=str(agents.folder / name)))
+    service = agents.service("2:2")
+    started = [agents.agent_with_memory(name) for name in ("memory_1", "memory_2")]
     agents.wait_for_step(30)
     before = [children(agent.pid)[0] for agent in started]
     os.kill(before[1], signal.SIGSTOP)  # so the other hangs in a collective
@@ -391,12 +350,12 @@ def test_hung_trainers_are_killed_and_continue_from_memory(agents: Agents) -> No
     print(f"10 steps after {time.monotonic() - began:.1f} s")
     after = [children(agent.pid)[0] for agent in started]
     assert not set(before) & set(after)
-    (resumed,) = mlperf_events_of(agents, "run_resumed")
-    assert hung - 10 <= resumed["metadata"]["samples_count"] // 16
+    (resumed,) = resumed_steps(agents.output)
+    assert hung - 10 <= resumed
     agents.processes[-1].kill()
     agents.service("2:2", "--ended=1:1")  # the same order once more restarts nothing
-    assert [agent.wait(timeout=240) for agent in started] == [EXIT_OK] * 2, agents.logs()
-    assert len(mlperf_events_of(agents, "run_resumed")) == 1
+    agents.wait_for_ends(started, EXIT_OK)
+    assert len(resumed_steps(agents.output)) == 1
     assert list(losses(agents.output)) == list(range(1, STEPS + 1))
     restarts = [message["processRestarts"] for message in agents.termination_messages()]
     assert restarts == [0, 0], "the operator counts it"
@@ -412,7 +371,7 @@ def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
     agents.configure({"logging": {"metrics_port": port}})
     service, agent = (
         agents.service("1:1", members_port=members),
-        agents.agent("1:1", processes, FLUXTRAIN_POD_UID="uid-0"),
+        agents.agent(processes, FLUXTRAIN_POD_UID="uid-0"),
     )
     agents.wait_for_step(5)
     steps = ["step"] * processes
@@ -438,31 +397,16 @@ def test_the_agent_reports_a_frozen_rank_of_its_only_node_and_restarts_it(
     assert not set(pids) & set(children(agent.pid))
 
 
-def reported_ranks(members_port: int) -> list[dict[str, Any]]:
-    """Return the ranks that the agents report through the service."""
-    address = f"http://127.0.0.1:{members_port}/progress"
-    try:
-        with build_opener(ProxyHandler({})).open(address, timeout=5) as response:
-            ranks: list[dict[str, Any]] = json.loads(response.read())["ranks"]
-            return ranks
-    except OSError:
-        return []
-
-
-def mlperf_events_of(agents: Agents, key: str) -> list[dict[str, Any]]:
-    return [event for event in mlperf_events(agents.output) if event["key"] == key]
-
-
 @pytest.mark.proof
 def test_a_finished_agent_does_not_wait_for_a_lost_one(agents: Agents) -> None:
     """Torchrun's agents wait five minutes for each other by default."""
     agents.configure({"schedule": {"steps": 30}})
     agents.service("2:2", "--lost-seconds=600")  # steps may be slow here
-    agent, lost = agents.agent(nodes="2:2"), agents.agent(nodes="2:2")
+    agent, lost = agents.agent(), agents.agent()
     agents.wait_for_step(1)
     os.kill(lost.pid, signal.SIGSTOP)  # the agent; its trainer continues to the end
     agents.wait_for_step(30)
-    assert agent.wait(timeout=30) == EXIT_OK, agents.logs()
+    agents.wait_for_ends([agent], EXIT_OK, seconds=30)
     (message,) = agents.termination_messages()
     assert (message["numNodes"], message["phase"]) == (2, "finish")
 
@@ -471,16 +415,16 @@ def test_a_stop_without_a_service_ends_the_agent(agents: Agents) -> None:
     agent = agents.agent()
     agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
+    agents.wait_for_ends([agent], EXIT_STOPPED, seconds=20)
 
 
 def test_a_stop_before_enough_nodes_have_joined_ends_the_agent(agents: Agents) -> None:
     """Else the pod would run until the end of its grace period: process 1 ignores unhandled signals."""
-    service, agent = agents.service("2:2"), agents.agent(nodes="2:2")
+    service, agent = agents.service("2:2"), agents.agent()
     agents.wait_for(lambda: catches(agent.pid, signal.SIGTERM))
     time.sleep(2)  # it is known to the service and waits for the other
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(timeout=20) == EXIT_STOPPED, agents.logs()
+    agents.wait_for_ends([agent], EXIT_STOPPED, seconds=20)
     (message,) = agents.termination_messages()
     assert "stopped by SIGTERM" in message["message"]
     assert service.poll() is None
@@ -501,8 +445,7 @@ def test_process_1_of_a_container_handles_a_stop_from_the_start(tmp_path: Path) 
 def test_an_error_that_a_restart_cannot_fix_ends_the_agent(agents: Agents) -> None:
     agents.configure({"data": {"source": "encoded"}})
     agents.service("1:1")
-    agent = agents.agent()
-    assert agent.wait(timeout=120) == EXIT_USAGE, agents.logs()
+    agents.wait_for_ends([agents.agent()], EXIT_USAGE, seconds=120)
     assert agents.logs().count("no encoded data set is here") == 1
     (message,) = agents.termination_messages()
     assert "no encoded data set is here" in message["message"]
@@ -510,7 +453,7 @@ def test_an_error_that_a_restart_cannot_fix_ends_the_agent(agents: Agents) -> No
 
 def test_a_pod_without_its_gpus_fails_before_training_starts(agents: Agents) -> None:
     agent = agents.agent(FLUXTRAIN_GPUS="8", CUDA_VISIBLE_DEVICES="-1", HIP_VISIBLE_DEVICES="-1")
-    assert agent.wait(timeout=60) == EXIT_USAGE, agents.logs()
+    agents.wait_for_ends([agent], EXIT_USAGE, seconds=60)
     (message,) = agents.termination_messages()
     assert message["message"].startswith("spec.gpusPerNode: got 8; torch sees 0 GPUs in this pod")
     assert "HIP_VISIBLE_DEVICES='-1'" in message["message"]
@@ -527,27 +470,17 @@ def test_a_killed_trainer_and_a_replaced_node_continue_from_memory(agents: Agent
     """There is no checkpoint; each node's memory has the images of both."""
     agents.configure({"checkpoint": {"every_steps": 0, "memory_every_steps": 5}})
     agents.service("2:2")
-
-    def start(name: str) -> Forked:
-        (agents.folder / name).mkdir()
-        return agents.agent(nodes="2:2", FLUXTRAIN_SNAPSHOTS=str(agents.folder / name))
-
-    def resumed_steps() -> list[int]:
-        events = mlperf_events(agents.output)
-        resumes = [event for event in events if event["key"] == "run_resumed"]
-        return [event["metadata"]["samples_count"] // 16 for event in resumes]
-
-    first, second = start("memory_1"), start("memory_2")
+    first, second = (agents.agent_with_memory(name) for name in ("memory_1", "memory_2"))
     agents.wait_for_step(30)
     os.kill(children(second.pid)[0], signal.SIGKILL)
     killed = agents.step()
-    agents.wait_for(lambda: len(resumed_steps()) == 1)
+    agents.wait_for(lambda: len(resumed_steps(agents.output)) == 1)
     agents.wait_for_step(killed + 30)
     second.kill()
     lost = agents.step()
-    third = start("memory_3")
-    assert [agent.wait(timeout=240) for agent in (first, third)] == [EXIT_OK] * 2, agents.logs()
-    for before, step in zip((killed, lost), resumed_steps(), strict=True):
+    third = agents.agent_with_memory("memory_3")
+    agents.wait_for_ends((first, third), EXIT_OK)
+    for before, step in zip((killed, lost), resumed_steps(agents.output), strict=True):
         assert before - 10 <= step, (
             "at most the newest snapshot, which was not complete yet, is lost"
         )

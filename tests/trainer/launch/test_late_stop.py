@@ -65,20 +65,17 @@ def run(output: Path, steps: int, moment: str) -> tuple[int | None, str]:
     return code, log.read_text()
 
 
-@pytest.mark.parametrize("moment", ["end", "summary"])
-def test_a_run_that_is_over_is_a_success(tmp_path: Path, moment: str) -> None:
-    code, text = run(tmp_path / "run", 2, moment)
-    assert code == EXIT_OK, text
-    assert "every logged step" in text
-    assert "stopped" not in text
-    assert "Traceback" not in text
-
-
 @pytest.mark.torch_range
-def test_a_run_that_has_more_to_do_is_stopped(tmp_path: Path) -> None:
-    output = tmp_path / "run"
-    run(output, 2, "end")
-    code, text = run(output, 4, "begin")
+def test_a_run_that_is_over_is_a_success_and_one_that_has_more_to_do_is_stopped(
+    tmp_path: Path,
+) -> None:
+    for moment in ("end", "summary"):
+        code, text = run(tmp_path / moment, 2, moment)
+        assert code == EXIT_OK, text
+        assert "every logged step" in text
+        assert "stopped" not in text
+        assert "Traceback" not in text
+    code, text = run(tmp_path / "end", 4, "begin")
     assert code == EXIT_STOPPED, text
     assert "stopped by SIGTERM" in text
     assert "a checkpoint of step 2; the same command resumes" in text

@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.paths import MICRO
-from tests.trainer.commands import Forked, fluxtrain, start
-from tests.trainer.outputs import losses, mlperf_events
+from tests.trainer.commands import Forked, Job, children, fluxtrain
+from tests.trainer.outputs import losses, resumed_steps
 
 from fluxtrain.errors import EXIT_OK, EXIT_STOPPED, EXIT_USAGE
 from fluxtrain.launch.environment import emptied, local_volume
 from fluxtrain.state.free_memory import SHARED_MEMORY
 
 slow = pytest.mark.slow
-STEPS, PAUSE = 60, 0.05
+STEPS, PAUSE = 40, 0.05
 
 
 def arguments(output: Path, *more: str, steps: int = STEPS, port: int = 0) -> list[str]:
@@ -41,30 +40,15 @@ def volume_of(output: Path) -> Path:
     return SHARED_MEMORY / f"fluxtrain-{os.getuid()}-{digest}"
 
 
-def newest_step(output: Path) -> int:
-    try:
-        return max(losses(output), default=0)
-    except (OSError, ValueError):
-        return 0
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.kill()
 
 
-def wait_for(done: Callable[[], bool], process: Forked, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not done():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.02)
-
-
-def trainers_of(process: Forked) -> list[int]:
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(child) for child in path.read_text().split()]
-
-
-def start_run(output: Path, *more: str, steps: int = STEPS) -> Forked:
-    return start(
-        *arguments(output, *more, steps=steps), log=output.with_suffix(".log"), pause=PAUSE
-    )
+def start(job: Job, *more: str, steps: int = STEPS) -> Forked:
+    return job.start(*arguments(job.output, *more, steps=steps), pause=PAUSE)
 
 
 @pytest.fixture(scope="module")
@@ -79,49 +63,42 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @slow
 @pytest.mark.parametrize("processes", [1, 2, pytest.param(3, marks=pytest.mark.proof)])
 def test_a_killed_process_costs_at_most_two_intervals(
-    reference: Path, tmp_path: Path, processes: int
+    reference: Path, job: Job, processes: int
 ) -> None:
-    output, log = tmp_path / "run", tmp_path / "run.log"
-    run = start_run(output, f"--processes={processes}")
-    wait_for(lambda: newest_step(output) >= 20, run, log)
-    before = newest_step(output)
-    os.kill(trainers_of(run)[-1], signal.SIGKILL)
-    assert run.wait(240) == EXIT_OK, log.read_text()
-    resumes = [event for event in mlperf_events(output) if event["key"] == "run_resumed"]
-    (resumed,) = [event["metadata"]["samples_count"] // 16 for event in resumes]
+    run = start(job, f"--processes={processes}")
+    job.wait_for_step(20)
+    before = job.step()
+    os.kill(children(run.pid)[-1], signal.SIGKILL)
+    job.wait_for_ends([run], EXIT_OK)
+    (resumed,) = resumed_steps(job.output)
     assert before - 10 <= resumed
-    assert losses(output) == pytest.approx(losses(reference), rel=1e-4)
-    assert not volume_of(output).exists()
+    assert losses(job.output) == pytest.approx(losses(reference), rel=1e-4)
+    assert not volume_of(job.output).exists()
 
 
 @pytest.mark.torch_range
 @slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_run_leaves_nothing_in_memory(tmp_path: Path, signum: signal.Signals) -> None:
-    output, log = tmp_path / "run", tmp_path / "run.log"
-    run = start_run(output, steps=100_000)  # it must not be done before the signal
-    try:
-        wait_for(lambda: newest_step(output) >= 10, run, log)
-        assert any(volume_of(output).iterdir())
-        run.send_signal(signum)
-        assert run.wait(120) == EXIT_STOPPED, log.read_text()
-    finally:
-        run.kill()
-    assert not volume_of(output).exists()
+def test_a_stopped_run_leaves_nothing_in_memory(job: Job, signum: signal.Signals) -> None:
+    run = start(job, steps=100_000)  # it must not be done before the signal
+    job.wait_for_step(10)
+    assert any(volume_of(job.output).iterdir())
+    run.send_signal(signum)
+    job.wait_for_ends([run], EXIT_STOPPED, seconds=120)
+    assert not volume_of(job.output).exists()
 
 
 @slow
-def test_the_next_run_removes_what_a_killed_launcher_left(tmp_path: Path) -> None:
-    output, log = tmp_path / "run", tmp_path / "run.log"
-    run = start_run(output)
-    wait_for(lambda: newest_step(output) >= 10, run, log)
+def test_the_next_run_removes_what_a_killed_launcher_left(job: Job) -> None:
+    run = start(job)
+    job.wait_for_step(10)
     run.kill()
-    assert any(volume_of(output).iterdir())
-    done: subprocess.CompletedProcess[str] = fluxtrain(*arguments(output))
+    assert any(volume_of(job.output).iterdir())
+    done = fluxtrain(*arguments(job.output, steps=12))
     assert done.returncode == EXIT_OK, done.stderr
     assert "from memory" not in done.stderr, "no checkpoint, so the next command starts over"
-    assert len(losses(output)) == STEPS
-    assert not volume_of(output).exists()
+    assert len(losses(job.output)) == 12
+    assert not volume_of(job.output).exists()
 
 
 @slow

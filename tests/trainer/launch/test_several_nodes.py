@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.free_ports import free_port
 from tests.paths import MICRO
-from tests.trainer.commands import Forked, start
-from tests.trainer.outputs import ledger, losses, mlperf_values
+from tests.trainer.commands import Forked, Job, children
+from tests.trainer.outputs import ledger, losses
 
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, EXIT_STOPPED, EXIT_STORAGE, EXIT_USAGE
 from fluxtrain.rendezvous.messages import KEY_FILE
@@ -22,12 +21,8 @@ pytestmark = pytest.mark.slow
 STEPS, PAUSE = 70, 0.1
 
 
-class Run:
+class Run(Job):
     """A run of which each node is a process group on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.output, self.port = folder, folder / "output", free_port()
-        self.nodes: list[Forked] = []
 
     def node(self, rank: int | None, nodes: str, *options: str) -> Forked:
         """Start a node; options given here override those of all nodes."""
@@ -39,59 +34,26 @@ class Run:
             "--logging.metrics_port=0",
         )
         given = {option.partition("=")[0] for option in options}
-        node = start(
+        return self.start(
             *("run", str(MICRO), f"--output={self.output}", f"--nodes={nodes}", *rank_option),
             *(option for option in usual if option.partition("=")[0] not in given),
             *options,
-            log=self.log(len(self.nodes)),
             pause=PAUSE,
         )
-        self.nodes.append(node)
-        return node
-
-    def log(self, number: int) -> Path:
-        """Return the log of the node that was started as ``number``, from 0."""
-        return self.folder / f"node_{number}.log"
-
-    def step(self) -> int:
-        try:
-            return max(losses(self.output), default=0)
-        except (OSError, ValueError):
-            return 0
-
-    def wait_for(self, done: Callable[[], bool], seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while not done():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.1)
-
-    def wait_for_step(self, step: int) -> None:
-        self.wait_for(lambda: self.step() >= step)
-
-    def logs(self) -> str:
-        numbers = [n for n in range(len(self.nodes)) if self.log(n).exists()]
-        return "\n".join(f"== node {n}\n{self.log(n).read_text()[-2000:]}" for n in numbers)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
     run = Run(tmp_path)
     yield run
-    for node in run.nodes:
-        node.kill()
-
-
-def resumes(run: Run) -> list[int]:
-    """Return the number of ranks after each resume."""
-    return [value["num_ranks"] for value in mlperf_values(run.output, "run_resumed")]
+    run.kill()
 
 
 def processes_of(node: Forked) -> list[int]:
     """Return the launcher of ``node`` and its descendants, as Slurm signals them."""
     found = [node.pid]
     for pid in found:
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        found += [int(child) for child in children.read_text().split()]
+        found += children(pid)
     return found
 
 
@@ -100,11 +62,11 @@ def test_the_others_go_on_without_a_lost_node_and_with_it_again(run: Run) -> Non
     nodes = [run.node(rank, "2:3") for rank in (2, 0, 1)]
     run.wait_for_step(10)
     nodes[2].kill()
-    run.wait_for(lambda: resumes(run) == [2])
+    run.wait_for(lambda: run.ranks() == [2])
     run.wait_for_step(run.step() + 10)
     nodes[2] = run.node(1, "2:3")  # within the time in which its predecessor may still live
-    assert [node.wait(240) for node in nodes] == [EXIT_OK] * 3, run.logs()
-    assert resumes(run) == [2, 3]
+    run.wait_for_ends(nodes, EXIT_OK)
+    assert run.ranks() == [2, 3]
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
     assert {len(indices) for indices in ledger(run.output).values()} == {16}
     assert "world of 3 nodes; this is node 2" in run.log(0).read_text()
@@ -116,7 +78,7 @@ def test_the_others_go_on_without_a_lost_node_and_with_it_again(run: Run) -> Non
 def test_nodes_meet_at_an_ipv6_address(run: Run) -> None:
     options = (f"--rendezvous=[::1]:{run.port}", "--schedule.steps=4")
     nodes = [run.node(rank, "2", *options) for rank in (1, 0)]
-    assert [node.wait(240) for node in nodes] == [EXIT_OK] * 2, run.logs()
+    run.wait_for_ends(nodes, EXIT_OK)
     assert list(losses(run.output)) == [1, 2, 3, 4]
     assert f"rendezvous at [::1]:{run.port}\n" in run.log(1).read_text()
 
@@ -129,8 +91,8 @@ def test_a_run_of_fixed_size_waits_for_the_node_with_the_rendezvous(run: Run) ->
     run.wait_for(lambda: "no answer of the rendezvous" in run.log(1).read_text())
     assert second.poll() is None
     first = run.node(0, "2")
-    assert [node.wait(240) for node in (first, second)] == [EXIT_OK] * 2, run.logs()
-    assert resumes(run) == [2]
+    run.wait_for_ends((first, second), EXIT_OK)
+    assert run.ranks() == [2]
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
 
 
@@ -146,11 +108,11 @@ def test_a_stop_of_every_process_saves_a_checkpoint_even_if_it_is_repeated(run: 
         for pid in groups[0] + groups[1]:
             os.kill(pid, signal.SIGTERM)
         time.sleep(0.02)
-    assert [node.wait(120) for node in nodes] == [EXIT_STOPPED] * 2, run.logs()
+    run.wait_for_ends(nodes, EXIT_STOPPED, seconds=120)
     stopped_at = max(losses(run.output))
     assert (run.output / "checkpoints" / f"step_{stopped_at:010}" / "DONE").exists(), run.logs()
     assert "Traceback" not in run.logs()
-    assert run.node(0, "1").wait(240) == EXIT_OK, run.logs()
+    run.wait_for_ends([run.node(0, "1")], EXIT_OK, seconds=240)
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
 
 
@@ -158,7 +120,7 @@ def test_the_stop_of_the_node_with_the_rendezvous_stops_all(run: Run) -> None:
     first, second = run.node(0, "1:2"), run.node(1, "1:2")
     run.wait_for_step(10)
     first.send_signal(signal.SIGTERM)
-    assert [node.wait(120) for node in (first, second)] == [EXIT_STOPPED] * 2, run.logs()
+    run.wait_for_ends((first, second), EXIT_STOPPED, seconds=120)
     assert "another node has ended the run" in run.log(1).read_text()
 
 
@@ -166,7 +128,7 @@ def test_the_stop_of_another_node_does_not(run: Run) -> None:
     first, second = run.node(None, "1:2"), run.node(1, "1:2")
     run.wait_for_step(10)
     second.send_signal(signal.SIGTERM)
-    assert [node.wait(120) for node in (first, second)] == [EXIT_OK, EXIT_STOPPED], run.logs()
+    run.wait_for_ends((first, second), EXIT_OK, EXIT_STOPPED, seconds=120)
     assert list(losses(run.output)) == list(range(1, STEPS + 1))
 
 
@@ -176,21 +138,21 @@ def test_nodes_that_cannot_take_part_are_refused_and_the_others_train(run: Run) 
     run.wait_for(lambda: "2 of 3 nodes have come" in run.logs())
     twice = run.node(1, "3")
     other = run.node(2, "3", "--optim.learning_rate=1e-3")
-    assert [node.wait(120) for node in (twice, other)] == [EXIT_USAGE] * 2, run.logs()
+    run.wait_for_ends((twice, other), EXIT_USAGE, seconds=120)
     refused = [run.log(n).read_text().splitlines()[-1] for n in (2, 3)]
     assert "fluxtrain: --node-rank: got 1; " in refused[0]
     assert "has this rank already" in refused[0]
     assert refused[1].endswith("; these fields differ: optim.learning_rate")
     third = run.node(2, "3")
-    assert [node.wait(240) for node in (first, second, third)] == [EXIT_OK] * 3, run.logs()
+    run.wait_for_ends((first, second, third), EXIT_OK)
 
 
 def test_a_node_tells_what_it_waits_for_and_gives_up(run: Run) -> None:
     short = "--rendezvous-timeout=1"
-    assert run.node(1, "2", short).wait(120) == EXIT_STORAGE
+    run.wait_for_ends([run.node(1, "2", short)], EXIT_STORAGE, seconds=120)
     assert f"{run.output / KEY_FILE}: absent for 1 s" in run.log(0).read_text()
-    assert run.node(0, "2", short).wait(120) == EXIT_ERROR
+    run.wait_for_ends([run.node(0, "2", short)], EXIT_ERROR, seconds=120)
     assert "1 of 2 nodes have come to the rendezvous, for 1 s" in run.log(1).read_text()
-    assert run.node(1, "2", short).wait(120) == EXIT_ERROR
+    run.wait_for_ends([run.node(1, "2", short)], EXIT_ERROR, seconds=120)
     text = f"no answer of the rendezvous at 127.0.0.1:{run.port} ([Errno 111] Connection refused)"
     assert f"{text}, for 1 s" in run.log(2).read_text()

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.trainer.commands import children
 from tests.trainer.rank_processes import proc_with, rank_process
 
 from fluxtrain.contract.process import Phase, RankProcess, read_ranks
@@ -19,14 +20,8 @@ from fluxtrain.launch.torchrun import TrainerProgress, are_stalled
 from fluxtrain.report.progress import RankProgress
 
 
-def children_of(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]
-
-
-def is_running(pid: int) -> bool:
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state != "Z"
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def test_ranks_are_asked_in_their_order_and_continue(tmp_path: Path) -> None:
@@ -37,8 +32,8 @@ def test_ranks_are_asked_in_their_order_and_continue(tmp_path: Path) -> None:
             (1, second, True),
         ]
         assert processes[0].time < processes[1].time
-        assert is_running(first)
-        assert is_running(second)
+        assert state_of(first) != "Z"
+        assert state_of(second) != "Z"
 
 
 def test_a_process_without_a_handler_is_not_ended(tmp_path: Path) -> None:
@@ -46,12 +41,12 @@ def test_a_process_without_a_handler_is_not_ended(tmp_path: Path) -> None:
         (process,) = ask_ranks(proc_with(tmp_path, pid))
         assert not process.asked
         time.sleep(0.1)
-        assert is_running(pid)
+        assert state_of(pid) != "Z"
 
 
 def test_processes_that_a_rank_has_started_are_not_asked(tmp_path: Path) -> None:
     with rank_process(0, child=True) as pid:
-        (child,) = children_of(pid)
+        (child,) = children(pid)
         processes = list(ask_ranks(proc_with(tmp_path, pid, child)))
         assert [p.pid for p in processes] == [pid]
 
@@ -59,7 +54,7 @@ def test_processes_that_a_rank_has_started_are_not_asked(tmp_path: Path) -> None
 def test_a_stopped_process_is_reported_as_stopped(tmp_path: Path) -> None:
     with rank_process(0) as pid:
         os.kill(pid, signal.SIGSTOP)
-        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        while state_of(pid) != "T":
             time.sleep(0.01)
         (process,) = ask_ranks(proc_with(tmp_path, pid))
         assert process.state == "T"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cluster.free_ports import free_port
 from tests.trainer import ranks
-from tests.trainer.outputs import ledger, losses, mlperf_events
+from tests.trainer.outputs import ledger, losses, resumed_steps
 from tests.trainer.ranks import CRASHED
 from torch import Tensor
 
@@ -97,12 +97,6 @@ def run(
     return ranks.finish(function, config, RunPaths(output, output, output), nodes.size)
 
 
-def resumed_steps(output: Path) -> list[int]:
-    """Return the step after which each restart continued."""
-    resumes = (event for event in mlperf_events(output) if event["key"] == "run_resumed")
-    return [event["metadata"]["samples_count"] // BATCH for event in resumes]
-
-
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the output of one rank that was never disturbed."""
@@ -149,7 +143,7 @@ def test_the_ranks_continue_from_memory(
         output, before.size
     )
     assert run(output, after, **changes) == [0] * after.size, texts(output, after.size)
-    (step,) = resumed_steps(output)
+    (step,) = resumed_steps(output, BATCH)
     assert step in (6, 9), "the newest, or the one before if the newest was not complete yet"
     printed = ranks.output_of(RunPaths(output, output, output))
     assert f"loaded step {step} from memory" in printed
@@ -175,7 +169,7 @@ def test_what_one_node_dropped_its_partner_still_has(
     assert run(output, nodes, CRASH, short) == [CRASHED] * nodes.size, texts(output, nodes.size)
     assert texts(output, nodes.size).count("snapshots in memory are paused") == 1
     assert run(output, nodes) == [0] * nodes.size, texts(output, nodes.size)
-    assert resumed_steps(output) == [step]
+    assert resumed_steps(output, BATCH) == [step]
     assert_equal(output, reference)
 
 
@@ -197,7 +191,7 @@ def test_replicas_of_one_node_each_continue_on_any_number_of_nodes(
         ended = [CRASHED if crash else 0] * nodes.size
         assert run(output, nodes, crash, checkpoint=saved, **PER_NODE) == ended, texts(output, 6)
         assert "cross nodes" not in ranks.output_of(paths)
-    first, second, third = resumed_steps(output)
+    first, second, third = resumed_steps(output, BATCH)
     assert first in (2, 4)
     assert second in (6, 8)
     assert third in (10, 12)
@@ -212,7 +206,7 @@ def test_storage_is_used_if_two_neighbouring_nodes_are_lost(
     output, saved = tmp_path / "run", {"checkpoint": {"every_steps": 4}}
     assert run(output, Nodes("abc"), CRASH, **saved) == [CRASHED] * 3
     assert run(output, Nodes("a"), **saved) == [0], texts(output, 1)
-    assert resumed_steps(output)[0] in (4, 8)
+    assert resumed_steps(output, BATCH)[0] in (4, 8)
     assert_equal(output, reference)
 
 
@@ -220,7 +214,7 @@ def test_a_newer_checkpoint_is_preferred(reference: Path, tmp_path: Path) -> Non
     output, saved = tmp_path / "run", {"checkpoint": {"every_steps": 5, "asynchronous": False}}
     assert run(output, Nodes("a"), CRASH, **saved) == [CRASHED]
     assert run(output, Nodes("a"), **saved) == [0], texts(output, 1)
-    assert resumed_steps(output) == [10]
+    assert resumed_steps(output, BATCH) == [10]
     assert_equal(output, reference)
 
 
@@ -233,7 +227,7 @@ def test_a_damaged_image_is_not_used(reference: Path, tmp_path: Path) -> None:
         file.seek(1000)
         file.write(b"damage")
     assert run(output, Nodes("a", 2)) == [0] * 2, texts(output, 2)
-    assert resumed_steps(output) == ([6] if whole[0] == 9 else [])
+    assert resumed_steps(output, BATCH) == ([6] if whole[0] == 9 else [])
     assert_equal(output, reference)
 
 
@@ -250,7 +244,7 @@ def test_ranks_that_crash_twice_before_a_snapshot_continue_from_the_same(
     assert run(output, Nodes("ab"), CRASH) == [CRASHED] * 2
     assert run(output, Nodes("ab"), CRASH) == [CRASHED] * 2
     assert run(output, Nodes("cb")) == [0] * 2, texts(output, 2)
-    first, second = resumed_steps(output)
+    first, second = resumed_steps(output, BATCH)
     assert second >= first
     assert_equal(output, reference)
 
@@ -260,7 +254,7 @@ def test_the_memory_of_a_deleted_output_is_not_used(reference: Path, tmp_path: P
     assert run(output, Nodes("a"), CRASH) == [CRASHED]
     output.rename(tmp_path / "deleted")
     assert run(output, Nodes("a")) == [0], texts(output, 1)
-    assert resumed_steps(output) == []
+    assert resumed_steps(output, BATCH) == []
     assert_equal(output, reference)
 
 
