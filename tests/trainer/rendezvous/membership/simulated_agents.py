@@ -90,3 +90,11 @@ class Agents:
 
 def agents(minimum: int = 1, wanted: int = 3) -> Agents:
     return Agents(Membership(Limits(minimum, wanted)))
+
+
+def training(names: str = "abc", minimum: int = 1, wanted: int | None = None) -> Agents:
+    """Return agents called as the letters of ``names``, of which ``wanted`` train, by default all."""
+    job = agents(minimum, wanted or len(names))
+    job.start(*names)
+    job.run(2)
+    return job

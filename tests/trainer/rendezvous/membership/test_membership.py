@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.rendezvous.membership.simulated_agents import Agents, agents
+from tests.trainer.rendezvous.membership.simulated_agents import Agents, agents, training
 
 from fluxtrain.contract.process import MAX_RESTARTS, natural, read_places, write_places
 from fluxtrain.rendezvous.membership import UNHEARD_SECONDS, Limits, Membership, heartbeat_seconds
@@ -46,9 +46,7 @@ def test_the_first_generation_waits_for_further_agents_but_not_forever() -> None
 
 
 def test_the_rest_goes_on_without_a_lost_agent_at_once() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.kill("b")
     job.run(6)
     assert job.running == {"a", "b", "c"} - {"b"}
@@ -59,9 +57,7 @@ def test_the_rest_goes_on_without_a_lost_agent_at_once() -> None:
 
 
 def test_too_few_agents_wait_for_a_replacement() -> None:
-    job = agents(minimum=2, wanted=2)
-    job.start("a", "b")
-    job.run(2)
+    job = training("ab", minimum=2)
     job.kill("b")
     job.run(100)
     assert job.running == set()
@@ -72,14 +68,12 @@ def test_too_few_agents_wait_for_a_replacement() -> None:
 
 
 def test_an_agent_that_joins_again_ends_the_generation_once() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.fail("b")
     job.run(3)
     assert job.service.generation == 2
     assert job.running == {"a", "b", "c"}
-    late = Heartbeat(sequence=0, attempt=1, agent="b", node="b", generation=1, joining=True)
+    late = beat("b", generation=1, joining=True)
     job.service.heartbeat(late, job.now)  # repeated after the generation was formed
     job.run(5)
     assert job.service.generation == 2
@@ -107,9 +101,7 @@ def test_a_new_agent_is_taken_in_once_all_wanted_ones_are_there_or_the_time_is_o
 
 
 def test_agents_beyond_the_wanted_number_are_spares() -> None:
-    job = agents(wanted=2)
-    job.start("a", "b")
-    job.run(2)
+    job = training("ab")
     job.start("0")
     job.run(60)
     assert job.running == {"a", "b"}
@@ -121,9 +113,7 @@ def test_agents_beyond_the_wanted_number_are_spares() -> None:
 
 
 def test_a_larger_wanted_number_takes_the_spares_in() -> None:
-    job = agents(wanted=2)
-    job.start("a", "b", "c")
-    job.run(3)
+    job = training(wanted=2)
     assert job.running == {"a", "b"}
     job.service.limits = Limits(1, 3)
     job.run(2)
@@ -131,9 +121,7 @@ def test_a_larger_wanted_number_takes_the_spares_in() -> None:
 
 
 def test_an_agent_that_leaves_is_not_waited_for() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.beat("c", leaving=True)
     job.kill("c")
     job.run(1.5)
@@ -141,9 +129,7 @@ def test_an_agent_that_leaves_is_not_waited_for() -> None:
 
 
 def test_a_frozen_agent_that_returns_stops_its_trainers_and_joins() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     frozen = (job.generations["c"], job.worlds["c"])
     job.kill("c")
     job.run(10)
@@ -158,9 +144,7 @@ def test_a_frozen_agent_that_returns_stops_its_trainers_and_joins() -> None:
 
 def test_a_silent_agent_is_not_lost_while_steps_are_reported() -> None:
     """Its ranks take part in each of them: the agent alone is frozen, or cut off from the service."""
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.kill("c")
     for step in range(1, 61):
         job.now += 0.5
@@ -172,9 +156,7 @@ def test_a_silent_agent_is_not_lost_while_steps_are_reported() -> None:
 
 
 def test_a_closed_attempt_forms_no_generation() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.beat("a", closing=True)
     assert job.beat("b").closed
     job.fail("b")
@@ -183,17 +165,13 @@ def test_a_closed_attempt_forms_no_generation() -> None:
 
 
 def test_trainers_that_still_exit_after_a_success_are_not_stopped() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.beat("a", closing=True, succeeded=True, leaving=True)
     assert not job.beat("b").reform
 
 
 def test_only_rank_0_reports_the_store() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.beat("b", store="b:1")
     assert job.beat("c").store == ""
     job.beat("a", store="a:1")
@@ -256,9 +234,7 @@ def test_after_any_history_as_many_train_as_can(
 
 
 def test_a_lost_agent_is_listed_until_it_returns_or_leaves() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     assert (sorted(job.service.alive), job.service.lost) == (["a", "b", "c"], {})
     job.kill("b")
     job.run(8)
@@ -274,50 +250,40 @@ def test_a_lost_agent_is_listed_until_it_returns_or_leaves() -> None:
 
 def test_an_agent_is_lost_without_any_further_heartbeat() -> None:
     service = Membership(Limits(1, 1))
-    service.heartbeat(Heartbeat(sequence=1, attempt=1, agent="a", node="a"), 10.0)
+    service.heartbeat(beat(), 10.0)
     service.expire(16.0)
     assert not service.lost
     service.expire(16.1)
     assert service.lost == {"a": 10.0}
 
 
-def beat(
-    agent: str, rank: int | None = None, setup: str = "setup", leaving: bool = False
-) -> Heartbeat:
-    return Heartbeat(
-        sequence=1,
-        attempt=1,
-        agent=agent,
-        node=agent,
-        node_name=f"host-of-{agent}",
-        node_rank=rank,
-        setup=setup,
-        leaving=leaving,
-    )
+def beat(agent: str = "a", **values: Any) -> Heartbeat:
+    plain = {"sequence": 1, "attempt": 1, "agent": agent, "node": agent, "setup": "setup"}
+    return Heartbeat(**{**plain, "node_name": f"host-of-{agent}", **values})
 
 
 def test_the_first_of_two_nodes_with_a_rank_is_admitted() -> None:
     admission = Admission("setup", lost_seconds=6)
     for now in range(0, 30, 5):
-        assert admission.refusal(beat("a", rank=1), now) == ""
-        refusal = admission.refusal(beat("b", rank=1), now + 1)
+        assert admission.refusal(beat("a", node_rank=1), now) == ""
+        refusal = admission.refusal(beat("b", node_rank=1), now + 1)
         assert refusal == "--node-rank: got 1; host-of-a has this rank already"
-        assert admission.refusal(beat("c", rank=2), now + 1) == ""
+        assert admission.refusal(beat("c", node_rank=2), now + 1) == ""
 
 
 def test_the_rank_of_a_lost_node_is_free_again() -> None:
     admission = Admission("setup", lost_seconds=6)
-    assert admission.refusal(beat("a", rank=0), 0) == ""
-    assert admission.refusal(beat("b", rank=0), 6) != ""
-    assert admission.refusal(beat("b", rank=0), 6.1) == ""
-    assert admission.refusal(beat("a", rank=0), 6.2) != "", "it returned too late"
+    assert admission.refusal(beat("a", node_rank=0), 0) == ""
+    assert admission.refusal(beat("b", node_rank=0), 6) != ""
+    assert admission.refusal(beat("b", node_rank=0), 6.1) == ""
+    assert admission.refusal(beat("a", node_rank=0), 6.2) != "", "it returned too late"
 
 
 def test_the_rank_of_a_node_that_left_is_free_at_once() -> None:
     admission = Admission("setup")
-    assert admission.refusal(beat("a", rank=0), 0) == ""
-    assert admission.refusal(beat("a", rank=0, leaving=True), 1) == ""
-    assert admission.refusal(beat("b", rank=0), 1) == ""
+    assert admission.refusal(beat("a", node_rank=0), 0) == ""
+    assert admission.refusal(beat("a", node_rank=0, leaving=True), 1) == ""
+    assert admission.refusal(beat("b", node_rank=0), 1) == ""
 
 
 def test_nodes_without_ranks_are_admitted_if_they_start_the_same_trainers() -> None:
@@ -329,9 +295,7 @@ def test_nodes_without_ranks_are_admitted_if_they_start_the_same_trainers() -> N
 
 
 def test_a_fault_that_several_agents_tell_is_one_restart_with_its_root_cause() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     assert job.told() == {}
     for name, cause in (("a", "ProcessFailed"), ("b", "ProcessKilled"), ("c", "ProcessFailed")):
         job.fail_and_tell(name, cause)
@@ -346,9 +310,7 @@ def test_a_fault_that_several_agents_tell_is_one_restart_with_its_root_cause() -
 
 
 def test_restarts_outlive_the_agents_that_tell_them_and_the_service() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.fail_and_tell("c", "ProcessKilled")
     job.run(3)
     job.beat("c", leaving=True)
@@ -362,9 +324,7 @@ def test_restarts_outlive_the_agents_that_tell_them_and_the_service() -> None:
 
 
 def test_a_restart_of_a_generation_that_its_agent_does_not_know_is_ignored() -> None:
-    job = agents(wanted=1)
-    job.start("a")
-    job.run(2)
+    job = training("a")
     job.beat("a", restarts=(Restart(generation=2), Restart(generation=9_007_199_254_740_991)))
     assert job.told() == {}
 
@@ -373,23 +333,13 @@ def test_the_newest_restarts_are_kept() -> None:
     service = Membership(Limits(1, 1))
     for number in range(1, 3 * MAX_RESTARTS):
         restarts = (Restart(generation=number),)
-        beat = Heartbeat(
-            sequence=number,
-            attempt=1,
-            agent="a",
-            node="a",
-            generation=number + 1,
-            restarts=restarts,
-        )
-        service.heartbeat(beat, 1.0)
+        service.heartbeat(beat(generation=number + 1, restarts=restarts), 1.0)
     assert sorted(service.restarts) == [*range(2 * MAX_RESTARTS, 3 * MAX_RESTARTS)]
 
 
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_a_service_that_starts_empty_changes_nothing(first: str) -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = Membership(Limits(1, 3), forms_after=job.now + 6)
     job.now += 4
     job.beat(first)
@@ -399,9 +349,7 @@ def test_a_service_that_starts_empty_changes_nothing(first: str) -> None:
 
 
 def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.kill("b")
     job.service = Membership(Limits(1, 3))
     job.run(UNHEARD_SECONDS)
@@ -417,9 +365,7 @@ def test_a_service_that_starts_empty_sees_who_was_lost_meanwhile() -> None:
 @pytest.mark.parametrize(("wanted", "left"), [(1, "a"), (2, "ab")])
 def test_a_new_service_does_not_wait_for_agents_that_are_not_wanted(wanted: int, left: str) -> None:
     """Scaled down: the others end while the service is replaced, so none hears that they leave."""
-    job = agents(wanted=3)
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.kill(*({"a", "b", "c"} - set(left)))
     job.service = Membership(Limits(1, wanted), forms_after=job.now + 2)
     job.beat("a")
@@ -432,9 +378,7 @@ def test_a_new_service_does_not_wait_for_agents_that_are_not_wanted(wanted: int,
 
 
 def test_a_new_service_ends_a_generation_of_more_agents_than_are_wanted() -> None:
-    job = agents(wanted=3)
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = Membership(Limits(1, 2), forms_after=job.now + 2)
     job.beat("a")
     assert job.beat("a").reform, "its trainers may hang: one whose peer has gone tells nobody"
@@ -449,9 +393,7 @@ def test_a_new_service_ends_a_generation_of_more_agents_than_are_wanted() -> Non
 @pytest.mark.parametrize("first", ["a", "b", "c"])
 def test_agents_find_a_new_service_at_different_times(first: str, late: float) -> None:
     """No step is reported meanwhile: the trainers evaluate, save, or make a long step."""
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = Membership(Limits(1, 3), forms_after=job.now + 2)
     for _ in range(int(late * 2)):
         job.now += 0.5
@@ -467,9 +409,7 @@ def test_agents_find_a_new_service_at_different_times(first: str, late: float) -
 
 
 def test_an_agent_that_is_not_heard_yet_is_alive_if_its_world_makes_steps() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = Membership(Limits(1, 3))
     for step in range(1, 200):
         job.now += 0.5
@@ -480,9 +420,7 @@ def test_an_agent_that_is_not_heard_yet_is_alive_if_its_world_makes_steps() -> N
 def test_a_new_agent_alone_does_not_start_beside_a_generation_that_the_service_does_not_know() -> (
     None
 ):
-    job = agents(wanted=1)
-    job.start("a")
-    job.run(2)
+    job = training("a")
     job.service = Membership(Limits(1, 1), forms_after=job.now + 2)
     job.start("b")
     job.beat("b")
@@ -498,10 +436,8 @@ def ended(job: Agents, generation: int, size: int = 3) -> Membership:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_generation_that_must_end_is_followed_by_one_of_the_same_agents(size: int) -> None:
-    job = agents(wanted=size)
     names = "abc"[:size]
-    job.start(*names)
-    job.run(2)
+    job = training(names)
     job.service = ended(job, 1, size)
     reply = job.beat("a")
     assert (reply.reform, reply.ended) == (True, 1)
@@ -533,9 +469,7 @@ def test_an_agent_that_joins_late_is_part_of_the_generation_after() -> None:
 
 
 def test_a_generation_that_must_end_forms_again_without_a_lost_agent() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = ended(job, 1)
     job.beat("a")  # so that it knows all three
     job.kill("c")
@@ -544,24 +478,19 @@ def test_a_generation_that_must_end_forms_again_without_a_lost_agent() -> None:
 
 
 def test_a_zombie_of_a_generation_that_has_ended_restarts_nothing() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     zombie = job.generations["c"], job.worlds["c"]
     job.kill("c")
     job.run(10)
     assert job.service.generation == 2
     job.service = ended(job, 1)
-    late = {"agent": "c", "node": "c", "generation": zombie[0], "world": zombie[1]}
-    job.service.heartbeat(Heartbeat(sequence=0, attempt=1, **late), job.now)  # heard first
+    job.service.heartbeat(beat("c", generation=zombie[0], world=zombie[1]), job.now)  # heard first
     job.run(4)
     assert (job.service.generation, job.running) == (2, {"a", "b"})
 
 
 def test_trainers_that_exit_after_a_success_are_not_restarted() -> None:
-    job = agents()
-    job.start("a", "b", "c")
-    job.run(2)
+    job = training()
     job.service = ended(job, 1)
     job.beat("a", closing=True, succeeded=True, leaving=True)
     assert not job.beat("b").reform
@@ -574,14 +503,14 @@ def test_agents_of_large_worlds_send_fewer_heartbeats(num_agents: int, seconds: 
     assert heartbeat_seconds(num_agents) == seconds
     world = tuple(f"agent-{number}" for number in range(num_agents))
     service = Membership(Limits(1, num_agents))
-    beat = Heartbeat(sequence=1, attempt=1, agent=world[0], node="a", generation=1, world=world)
-    assert service.heartbeat(beat, 0.0).heartbeat_seconds == seconds
+    first = beat(world[0], generation=1, world=world)
+    assert service.heartbeat(first, 0.0).heartbeat_seconds == seconds
     service.expire(max(6.0, 3 * seconds))
     assert not service.lost
     service.expire(max(6.0, 3 * seconds) + 0.1)
     assert list(service.lost) == [world[0]]
-    leaving = [beat.model_copy(update={"agent": name, "leaving": True}) for name in world]
-    replies = [service.heartbeat(beat, 20.0) for beat in leaving]
+    leaving = [first.model_copy(update={"agent": name, "leaving": True}) for name in world]
+    replies = [service.heartbeat(each, 20.0) for each in leaving]
     assert replies[-1].heartbeat_seconds == seconds, "the others still send as seldom"
 
 
@@ -605,15 +534,15 @@ def operations_per_heartbeat(num_agents: int, num_waiting: int, num_spares: int)
     names = [Name(f"agent-{number:05d}") for number in range(num_agents + num_spares)]
     world = tuple(names[:num_agents])
     service = Membership(Limits(1, num_agents + num_spares + 1))
-    plain = Heartbeat(sequence=1, attempt=1, agent="a", node="a", generation=1, step=5)
+    plain = beat(generation=1, step=5)
     beats = [
         plain.model_copy(update={"agent": name, "joining": number < num_waiting, "world": world})
         for number, name in enumerate(names)
     ]
     spare = {"generation": 0, "joining": True, "world": ()}
-    beats[num_agents:] = [beat.model_copy(update=spare) for beat in beats[num_agents:]]
-    for beat in beats:
-        service.heartbeat(beat, 0.0)
+    beats[num_agents:] = [each.model_copy(update=spare) for each in beats[num_agents:]]
+    for each in beats:
+        service.heartbeat(each, 0.0)
     lines = 0
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -625,8 +554,8 @@ def operations_per_heartbeat(num_agents: int, num_waiting: int, num_spares: int)
     traced = sys.gettrace()
     sys.settrace(count)
     try:
-        for number, beat in enumerate(beats):
-            service.heartbeat(beat, seconds * (1 + number / len(beats)))
+        for number, each in enumerate(beats):
+            service.heartbeat(each, seconds * (1 + number / len(beats)))
     finally:
         sys.settrace(traced)
     return (lines + Name.operations) / len(beats)
@@ -662,7 +591,7 @@ def test_the_key_of_a_pod(topology: str | None, node: str | None, key: str) -> N
 def test_the_longest_names_make_a_valid_key() -> None:
     environment = {"FLUXTRAIN_TOPOLOGY": "t" * 63, "FLUXTRAIN_NODE": "n" * 253}
     key = rank_order_key(environment, "h" * 63)
-    assert Heartbeat(sequence=0, attempt=1, agent="a", node=key).node == key
+    assert beat(node=key).node == key
 
 
 @pytest.mark.parametrize(
@@ -685,8 +614,7 @@ def test_ranks_are_ordered_by_rack_and_not_by_pod() -> None:
     service = Membership(Limits(5, 5))
     for sequence, (pod, rack) in enumerate(racks.items()):
         key = rank_order_key({"FLUXTRAIN_TOPOLOGY": rack}, pod)
-        beat = Heartbeat(sequence=sequence, attempt=1, agent=pod, node=key, joining=True)
-        service.heartbeat(beat, now=float(sequence))
+        service.heartbeat(beat(pod, node=key, node_name="", joining=True), now=float(sequence))
     assert service.world == ("job-1", "job-2", "job-10", "job-0", "job-3")
 
 
@@ -701,10 +629,7 @@ def world(places: Mapping[str, str], nodes: Sequence[str], keys: Sequence[str] =
     for index, node in enumerate(nodes):
         pod = f"job-{index}"
         key = keys[index] if keys else rank_order_key({"FLUXTRAIN_NODE": node}, pod)
-        beat = Heartbeat(
-            sequence=index, attempt=1, agent=pod, node=key, node_name=node, joining=True
-        )
-        service.heartbeat(beat, now=float(index))
+        service.heartbeat(beat(pod, node=key, node_name=node, joining=True), now=float(index))
     return [nodes[int(agent.removeprefix("job-"))] for agent in service.world]
 
 
@@ -743,10 +668,7 @@ def test_without_places_the_label_of_the_pod_decides_as_before() -> None:
 def test_agents_that_do_not_tell_their_node_come_last() -> None:
     service = Membership(Limits(3, 3), places=told(RACKS))
     for sequence, (pod, node) in enumerate({"job-0": "", "job-1": "n1", "job-2": ""}.items()):
-        beat = Heartbeat(
-            sequence=sequence, attempt=1, agent=pod, node=pod, node_name=node, joining=True
-        )
-        service.heartbeat(beat, now=float(sequence))
+        service.heartbeat(beat(pod, node_name=node, joining=True), now=float(sequence))
     assert service.world == ("job-1", "job-0", "job-2")
 
 
