@@ -57,7 +57,13 @@ class Run:
         assert stall >= 0
         self.reported.append(step)
 
-    def train(self, steps: int, bad_step: Tensor = GOOD) -> None:
+    def train(self, steps: int, bad_step: Tensor = GOOD) -> Run:
+        """Go on for ``steps`` and wait until the pending snapshot is complete."""
+        self.go_on(steps, bad_step)
+        self.writer.finish()
+        return self
+
+    def go_on(self, steps: int, bad_step: Tensor = GOOD) -> None:
         for _ in range(steps):
             step = self.run.step + 1
             self.run = RunState(step, step * 16, train_seconds=step * self.step_seconds)
@@ -94,14 +100,14 @@ def test_two_slots_are_written_in_turn(tmp_path: Path) -> None:
         run.writer.finish()
         assert run.steps == steps
         assert run.reported == list(range(2, run.run.step + 1, 2))
-        run.train(2)
+        run.go_on(2)
     images = list(run.volume.glob("start_*/*.image"))
     assert [path.stat().st_size for path in images] == [68, 68]
 
 
 def test_a_snapshot_holds_the_state_of_its_step(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.train(5)  # the tensors go on while the snapshot of step 4 is finished
+    run.go_on(5)  # the tensors go on while the snapshot of step 4 is finished
     run.writer.finish()
     continued(tmp_path, 1)
     loaded, state = load(tmp_path)
@@ -110,9 +116,7 @@ def test_a_snapshot_holds_the_state_of_its_step(tmp_path: Path) -> None:
 
 
 def test_a_crash_while_a_slot_is_written_leaves_the_other(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train(6)
-    run.writer.finish()
+    run = Run(tmp_path).train(6)
     pair = run.writer._slots.next
     assert pair is not None
     pair.own.invalidate()  # as `after_step` does first
@@ -123,9 +127,8 @@ def test_a_crash_while_a_slot_is_written_leaves_the_other(tmp_path: Path) -> Non
 
 def test_a_poisoned_state_is_dropped(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.train(4)
+    run.go_on(4)
     run.train(4, torch.tensor(5))
-    run.writer.finish()
     assert run.reported == [2, 4]
     assert run.steps == [4]
 
@@ -134,7 +137,6 @@ def test_the_interval_follows_from_the_cost(tmp_path: Path) -> None:
     run = Run(tmp_path, every=None)
     run.step_seconds = 60.0  # next to it any machine's snapshot costs nothing
     run.train(300)
-    run.writer.finish()
     assert run.reported[:2] == [10, 20], "while the cost is not known"
     assert len(run.reported) > 31, "and more often then"
 
@@ -164,13 +166,11 @@ def test_without_enough_memory_there_are_none_until_there_is(
         patched.setattr(slots, "require_room", refuse)
         run = Run(tmp_path)
         run.train(20)
-        run.writer.finish()
     assert run.steps == run.reported == []
     assert list(run.volume.glob("start_*/*.image")) == []
     assert set(run.memory) == {(0, True)}
     assert lines(capsys) == ["snapshots in memory are paused: a node needs 136 bytes"]
     run.train(6)
-    run.writer.finish()
     assert run.reported[-1] == 26
     assert run.memory[-1] == (136, False)
     (again,) = lines(capsys)
@@ -180,12 +180,9 @@ def test_without_enough_memory_there_are_none_until_there_is(
 def test_nothing_is_reserved_for_some_seconds_after_memory_was_short(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path)
-    run.train(4)
-    run.writer.finish()
+    run = Run(tmp_path).train(4)
     run.writer.drop_one(SHORT)
     run.train(40)
-    run.writer.finish()
     assert run.steps == [4]
     assert lines(capsys) == [f"snapshots in memory are paused: {FIGURES}"]
 
@@ -198,9 +195,7 @@ def test_nothing_is_reserved_for_some_seconds_after_memory_was_short(
 def test_the_older_snapshot_is_dropped_first(
     tmp_path: Path, taken: int, drops: int, left: list[int]
 ) -> None:
-    run = Run(tmp_path)
-    run.train(taken)
-    run.writer.finish()
+    run = Run(tmp_path).train(taken)
     for _ in range(drops):
         run.writer.drop_one(SHORT)
     assert run.steps == left
@@ -214,13 +209,10 @@ def test_the_older_snapshot_is_dropped_first(
 def test_snapshots_that_were_dropped_are_taken_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path)
-    run.train(4)
-    run.writer.finish()
+    run = Run(tmp_path).train(4)
     run.writer.drop_one(SHORT)
     run.writer.drop_one(SHORT)
     run.train(10)
-    run.writer.finish()
     assert run.steps == [12, 14]
     paused, again = lines(capsys)
     assert paused == f"snapshots in memory are paused: {FIGURES}"
@@ -233,9 +225,7 @@ def test_a_snapshot_that_is_dropped_while_it_is_written_never_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its memory is zero, and so is what the checksum is computed of."""
-    run = Run(tmp_path)
-    run.train(4)
-    run.writer.finish()
+    run = Run(tmp_path).train(4)
 
     def drop_first(image: Tensor) -> int:
         run.writer.drop_one(SHORT)
@@ -243,23 +233,19 @@ def test_a_snapshot_that_is_dropped_while_it_is_written_never_counts(
 
     monkeypatch.setattr(snapshots, "checksum", drop_first)
     run.train(2)
-    run.writer.finish()
     assert run.steps == [4]
     assert run.reported == [2, 4]
 
 
 @pytest.mark.usefixtures("no_hold")
 def test_slots_that_are_reserved_again_are_not_those_that_were_dropped(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train(4)
-    run.writer.finish()
+    run = Run(tmp_path).train(4)
     for _ in range(3):
         run.writer.drop_one(SHORT)
-    run.train(2)  # pauses
+    run.go_on(2)  # pauses
     run.writer.finish()
     run.writer.drop_one(SHORT)
     run.train(12)
-    run.writer.finish()
     assert run.steps == [run.run.step - 2, run.run.step]
     assert len(list(run.volume.glob("start_*/*.image"))) == 2
 
@@ -268,13 +254,10 @@ def test_slots_that_are_reserved_again_are_not_those_that_were_dropped(tmp_path:
 def test_what_the_launcher_removed_is_reserved_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(tmp_path)
-    run.train(4)
-    run.writer.finish()
+    run = Run(tmp_path).train(4)
     for path in run.volume.glob("start_*/*"):
         path.unlink()
     run.train(10)
-    run.writer.finish()
     assert run.steps == [12, 14]
     assert "the launcher removed them" in lines(capsys)[0]
 
@@ -291,7 +274,6 @@ def test_an_error_that_stays_is_told_once(
 
     monkeypatch.setattr(os, "posix_fallocate", fail)  # for the second slot
     run.train(60)
-    run.writer.finish()
     assert run.steps == [2]
     assert lines(capsys) == ["snapshots in memory are paused: No space left on device"]
 
@@ -319,37 +301,29 @@ def shared_bytes() -> int:
 
 
 def test_a_new_start_replaces_the_snapshots_of_the_one_before(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train(6)
-    run.writer.finish()
+    run = Run(tmp_path).train(6)
     continued(tmp_path, 1)
     assert load(tmp_path)[0].step == 6
     assert run.steps == [6], "the older slot is freed"
     later = Run(tmp_path, start=2, step=6)
     later.train(1)
-    later.writer.finish()
     assert run.steps == [6], "until the new start has one of its own"
     later.train(1)
-    later.writer.finish()
     assert run.steps == [8]
     assert [path.name for path in run.volume.iterdir()] == ["start_000002"]
 
 
 def test_ranks_of_an_earlier_start_cannot_bring_back_their_state(tmp_path: Path) -> None:
-    old = Run(tmp_path)
-    old.train(4)
-    old.writer.finish()
+    old = Run(tmp_path).train(4)
     continued(tmp_path, 1)
     assert load(tmp_path)[0].step == 4
-    old.train(4)  # the processes were frozen and continue
+    old.go_on(4)  # the processes were frozen and continue
     old.writer.finish()
     assert load(tmp_path)[0].step == 0
 
 
 def test_the_snapshot_of_another_config_is_refused_with_the_field(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train(2)
-    run.writer.finish()
+    Run(tmp_path).train(2)
     continued(tmp_path, 1)
     with pytest.raises(ConfigError) as refused:
         load(tmp_path, optim={"learning_rate": 0.5})
@@ -374,7 +348,6 @@ def test_a_snapshot_is_used_instead_of_damaged_checkpoints_that_are_newer(
 ) -> None:
     run = Run(tmp_path, every=taken)
     run.train(taken)
-    run.writer.finish()
     continued(tmp_path, 1)
     for step in steps:
         checkpoint = tmp_path / "checkpoints" / f"step_{step:010d}"
@@ -387,9 +360,7 @@ def test_a_snapshot_is_used_instead_of_damaged_checkpoints_that_are_newer(
 
 
 def test_a_snapshot_that_cannot_be_loaded_is_removed(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.train(2)
-    run.writer.finish()
+    run = Run(tmp_path).train(2)
     continued(tmp_path, 1)
     paths = RunPaths(tmp_path, tmp_path, tmp_path, snapshots=run.volume)
     recovery = Recovery(resolve({"preset": "micro"}), paths, WORLD)
