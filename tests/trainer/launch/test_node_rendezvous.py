@@ -31,7 +31,6 @@ class Node:
         self.rendezvous = rendezvous
         self.world: tuple[str, ...] | None = None
         self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._join, daemon=True)
         rendezvous.client.start()
 
     def join(self, seconds: float = 10) -> None:
@@ -92,6 +91,13 @@ def start(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start
     server.stop()
 
 
+def two_that_train(start: Start) -> tuple[Node, Node]:
+    first, second = start(), start()
+    first.join(0.1)
+    second.join()
+    return first, second
+
+
 def test_a_node_tells_how_many_have_come_and_gives_up(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,9 +138,7 @@ def test_a_node_that_starts_other_trainers_is_refused(start: Start) -> None:
 
 
 def test_a_spare_node_waits_as_long_as_the_others_train(start: Start) -> None:
-    first, second = start(), start()
-    first.join(0.1)
-    second.join()
+    first, second = two_that_train(start)
     spare = start(seconds=1)
     spare.join(3)
     assert spare.world is None
@@ -147,9 +151,7 @@ def test_a_spare_node_waits_as_long_as_the_others_train(start: Start) -> None:
 
 @pytest.mark.parametrize("code", [EXIT_OK, EXIT_STORAGE])
 def test_all_nodes_end_with_the_code_of_the_one_that_ends_the_run(start: Start, code: int) -> None:
-    first, second = start(), start()
-    first.join(0.1)
-    second.join()
+    first, second = two_that_train(start)
     first.rendezvous.end_for_all(code)
     first.rendezvous.client.stop(leaving=True)
     second.join()
@@ -160,9 +162,7 @@ def test_all_nodes_end_with_the_code_of_the_one_that_ends_the_run(start: Start, 
 def test_an_ended_service_tells_its_code_to_nodes_that_join(
     start: Start, sessions: Sessions
 ) -> None:
-    first, second = start(), start()
-    first.join(0.1)
-    second.join()
+    _, second = two_that_train(start)
     sessions.close(EXIT_STORAGE)
     sessions.close(EXIT_OK)
     deadline = time.monotonic() + 10

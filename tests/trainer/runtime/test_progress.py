@@ -25,18 +25,21 @@ from fluxtrain.runtime.step_times import StepTimes
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock that passes only by `passes`."""
 
     now = 1000.0
 
     def __call__(self) -> float:
         return self.now
 
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
 
 def test_times_are_measured_by_the_clock_of_the_process() -> None:
     clock = Clock()
     progress = Progress(clock)
-    clock.now += 5
+    clock.passes(5)
     values = progress.read()
     assert (values["phase"], values["secondsInPhase"], values["secondsSinceProgress"]) == (
         "import",
@@ -44,9 +47,9 @@ def test_times_are_measured_by_the_clock_of_the_process() -> None:
         5.0,
     )
     progress.enter(LOAD)
-    clock.now += 10
+    clock.passes(10)
     progress.alive()
-    clock.now += 2
+    clock.passes(2)
     values = progress.read()
     assert (values["phase"], values["secondsInPhase"], values["secondsSinceProgress"]) == (
         "load",
@@ -61,21 +64,21 @@ def test_the_mean_time_of_a_step_leaves_out_other_phases() -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.enter(COMPILE)
-    clock.now += 500
+    clock.passes(500)
     progress.step_done(step=1)
     assert "stepSeconds" not in progress.read(), "the first step compiles"
     progress.enter(STEP)
     for step in (2, 3, 4):
-        clock.now += 2
+        clock.passes(2)
         progress.step_done(step=step)
         before = progress.phase
         progress.enter(SAVE)
-        clock.now += 100
+        clock.passes(100)
         progress.enter(before)
     values = progress.read()
     assert (values["step"], values["stepSeconds"], values["secondsInPhase"]) == (4, 2.0, 0.0)
     assert values["phaseSeconds"] == {"import": 0.0, "compile": 500.0, "step": 6.0, "save": 300.0}
-    clock.now += 1000
+    clock.passes(1000)
     assert progress.read()["stepSeconds"] == 2.0, "a hang makes no step longer"
 
 
@@ -87,10 +90,10 @@ def test_the_time_since_the_last_step_does_not_follow_the_wall_clock(
     assert "secondsSinceStep" not in progress.read(), "there was no step"
     progress.step_done(step=1)
     assert progress.read()["secondsSinceStep"] == 0.0
-    clock.now += 5
+    clock.passes(5)
     monkeypatch.setattr("fluxtrain.runtime.progress.time.time", lambda: 1.0)
     progress.enter(EVALUATE)
-    clock.now += 2
+    clock.passes(2)
     progress.alive()
     assert progress.read()["secondsSinceStep"] == 7.0
     progress.step_done()
@@ -100,7 +103,7 @@ def test_the_time_since_the_last_step_does_not_follow_the_wall_clock(
 def test_the_same_phase_again_is_progress_in_it() -> None:
     clock = Clock()
     progress = Progress(clock)
-    clock.now += 5
+    clock.passes(5)
     progress.enter("import")
     values = progress.read()
     assert (values["secondsInPhase"], values["secondsSinceProgress"]) == (5.0, 0.0)
@@ -131,21 +134,9 @@ def test_every_phase_has_a_limit_and_that_of_steps_is_learned() -> None:
     assert stall_seconds(STEP, 1e9) == 3600
 
 
-class HandClock:
-    """A clock that passes only by `passes`."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def passes(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def measured(take_step: Callable[[StepTimes, HandClock], None], num_steps: int = 1) -> list[float]:
+def measured(take_step: Callable[[StepTimes, Clock], None], num_steps: int = 1) -> list[float]:
     """Return the times of compute, data, backward and optimizer after ``num_steps``, all of them measured."""
-    clock, times = HandClock(), StepTimes(torch.device("cpu"))
+    clock, times = Clock(), StepTimes(torch.device("cpu"))
     times._mark = clock
     for _ in range(num_steps):
         times.begin_step(is_measured=True)
@@ -153,7 +144,7 @@ def measured(take_step: Callable[[StepTimes, HandClock], None], num_steps: int =
     return [round(value, 6) for value in astuple(times.take())]
 
 
-def block_backward(times: StepTimes, clock: HandClock, seconds: float, wait: float) -> None:
+def block_backward(times: StepTimes, clock: Clock, seconds: float, wait: float) -> None:
     """Compute a block's gradients after a wait for its weights; then its gradients are reduced."""
     times.gather_begins()
     clock.passes(wait)
@@ -167,7 +158,7 @@ def block_backward(times: StepTimes, clock: HandClock, seconds: float, wait: flo
 @pytest.mark.parametrize("wait", [0.0, 5.0])
 @pytest.mark.parametrize("num_blocks", [1, 2, 7])
 def test_a_backward_pass_counts_without_waits(num_blocks: int, wait: float) -> None:
-    def step(times: StepTimes, clock: HandClock) -> None:
+    def step(times: StepTimes, clock: Clock) -> None:
         with times.backward():
             clock.passes(1.0)  # the loss
             for _ in range(num_blocks):
@@ -178,7 +169,7 @@ def test_a_backward_pass_counts_without_waits(num_blocks: int, wait: float) -> N
 
 
 def test_without_other_ranks_all_of_it_counts() -> None:
-    def step(times: StepTimes, clock: HandClock) -> None:
+    def step(times: StepTimes, clock: Clock) -> None:
         with times.forward():
             clock.passes(1.0)
         with times.backward():
@@ -192,7 +183,7 @@ def test_without_other_ranks_all_of_it_counts() -> None:
 def test_a_block_with_two_outputs_waits_once() -> None:
     """FSDP2 has a hook on each output; the gradient of the second one is computed before its hook."""
 
-    def step(times: StepTimes, clock: HandClock) -> None:
+    def step(times: StepTimes, clock: Clock) -> None:
         with times.backward():
             times.gather_begins()
             clock.passes(4.0)
@@ -204,7 +195,7 @@ def test_a_block_with_two_outputs_waits_once() -> None:
 
 
 def test_micro_batches_add_up_and_waits_for_data_are_of_all_steps() -> None:
-    def step(times: StepTimes, clock: HandClock) -> None:
+    def step(times: StepTimes, clock: Clock) -> None:
         for _ in range(3):
             with times.waiting_for_data():
                 clock.passes(0.5)
@@ -222,7 +213,7 @@ def test_micro_batches_add_up_and_waits_for_data_are_of_all_steps() -> None:
 
 
 def test_other_steps_are_not_measured_and_an_evaluation_changes_nothing() -> None:
-    clock, times = HandClock(), StepTimes(torch.device("cpu"))
+    clock, times = Clock(), StepTimes(torch.device("cpu"))
     times._mark = clock
     for is_measured in (False, True, False):
         times.begin_step(is_measured)

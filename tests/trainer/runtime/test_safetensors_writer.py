@@ -145,8 +145,7 @@ def test_a_file_has_the_checksums_of_what_was_written(tmp_path: Path, size: int)
 
 def test_blocks_of_another_size_are_encoded_as_they_are() -> None:
     """Versions may differ in the size of blocks; rank 0 sends what it decoded to all ranks."""
-    sums = FileSums(block_bytes=100)
-    sums.add(memoryview(bytes(250)))
+    sums = sums_of(bytes(250), 100)
     assert decode(encode({"file": sums})) == {"file": sums}
 
 

@@ -22,7 +22,6 @@ from fluxtrain.errors import EXIT_OK, EXIT_USAGE, StorageError
 from fluxtrain.launch.torchrun import finished_state
 from fluxtrain.parallel.distributed import World, process_group
 from fluxtrain.runtime import files
-from fluxtrain.runtime.files import FileSums
 from fluxtrain.state.recovery import Recovery
 from fluxtrain.state.run_state import DONE, complete, read_checksums, step_of
 from fluxtrain.state.verification import find_damage
@@ -76,6 +75,18 @@ def reference(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int
     assert train(output, LAST) == [EXIT_OK], text(output)
     assert "damaged" not in text(output)
     return losses(output)
+
+
+@pytest.fixture
+def output(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy of that run."""
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+@pytest.fixture
+def checkpoint(output: Path) -> Path:
+    """Return its newest checkpoint."""
+    return folder(output, SAVED)
 
 
 def folder(output: Path, step: int) -> Path:
@@ -142,10 +153,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_every_damage_is_found(saved: Path, tmp_path: Path, damage: Damage) -> None:
-    checkpoint = folder(tmp_path, 6)
-    for step in (2, 6):
-        shutil.copytree(folder(saved, step), folder(tmp_path, step))
+def test_every_damage_is_found(checkpoint: Path, damage: Damage) -> None:
     assert find_damage(checkpoint, ALONE, lambda: None) == ""
     damage(checkpoint)
     found = find_damage(checkpoint, ALONE, lambda: None)
@@ -206,21 +214,16 @@ def test_all_ranks_find_what_one_finds(saved: Path, tmp_path: Path, size: int) -
         assert told == expected
 
 
-def test_checksums_of_blocks_of_another_size_are_verified(saved: Path, tmp_path: Path) -> None:
-    checkpoint = folder(tmp_path, 6)
-    shutil.copytree(folder(saved, 6), checkpoint)
-    sums = {name: FileSums(block_bytes=1 << 10) for name in read_checksums(checkpoint)}
-    for name, own in sums.items():
-        own.add(memoryview((checkpoint / name).read_bytes()))
+def test_checksums_of_blocks_of_another_size_are_verified(checkpoint: Path) -> None:
+    names = read_checksums(checkpoint)
+    sums = {name: files.sums_of((checkpoint / name).read_bytes(), 1 << 10) for name in names}
     (checkpoint / DONE).write_text(files.encode(sums))
     assert find_damage(checkpoint, ALONE, lambda: None) == ""
     flip(checkpoint)
     assert "wrong checksum" in find_damage(checkpoint, ALONE, lambda: None)
 
 
-def test_storage_that_cannot_be_read_now_damages_nothing(saved: Path, tmp_path: Path) -> None:
-    checkpoint = folder(tmp_path, 6)
-    shutil.copytree(folder(saved, 6), checkpoint)
+def test_storage_that_cannot_be_read_now_damages_nothing(checkpoint: Path) -> None:
     name = shard(checkpoint).name
     shard(checkpoint).unlink()
     (checkpoint / name).symlink_to(name)  # ELOOP, even for root
@@ -229,10 +232,8 @@ def test_storage_that_cannot_be_read_now_damages_nothing(saved: Path, tmp_path: 
 
 
 def test_a_finished_run_with_a_damaged_state_is_done_again_from_the_one_before(
-    saved: Path, tmp_path: Path
+    output: Path,
 ) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
     before = losses(output)
     assert finished_state(config(SAVED), output) is not None
     write("run.json", "{")(folder(output, 6))
@@ -244,10 +245,8 @@ def test_a_finished_run_with_a_damaged_state_is_done_again_from_the_one_before(
 
 @pytest.mark.parametrize("name", ["cut", "4 KiB", "run.json", "another seed", "an empty DONE"])
 def test_the_one_before_is_used_and_the_damaged_one_kept(
-    saved: Path, reference: dict[int, float], tmp_path: Path, name: str
+    output: Path, reference: dict[int, float], name: str
 ) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
     DAMAGES[name](folder(output, 6))
     assert train(output, LAST) == [EXIT_OK], text(output)
     (line,) = [line for line in text(output).splitlines() if "damaged" in line]
@@ -281,11 +280,7 @@ def test_ranks_agree_on_the_one_before(
     assert losses(output) == pytest.approx(reference, rel=1e-4)
 
 
-def test_the_newest_two_are_damaged(
-    saved: Path, reference: dict[int, float], tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
+def test_the_newest_two_are_damaged(output: Path, reference: dict[int, float]) -> None:
     flip(folder(output, 6))
     truncate(folder(output, 4))
     assert train(output, LAST) == [EXIT_OK], text(output)
@@ -295,10 +290,8 @@ def test_the_newest_two_are_damaged(
 
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=slow)])
 def test_a_run_whose_checkpoints_are_all_damaged_never_starts_from_zero(
-    saved: Path, tmp_path: Path, size: int
+    output: Path, size: int
 ) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
     for step in (2, 4, 6):
         flip(folder(output, step))
     before = losses(output)
@@ -314,10 +307,8 @@ def test_a_run_whose_checkpoints_are_all_damaged_never_starts_from_zero(
 
 
 def test_an_incomplete_newest_one_is_ignored_and_written_again(
-    saved: Path, reference: dict[int, float], tmp_path: Path
+    output: Path, reference: dict[int, float]
 ) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
     (folder(output, 6) / DONE).unlink()
     (output / "checkpoints" / "partial_000001_step_0000000006").mkdir()
     shutil.copytree(folder(output, 4), output / "checkpoints" / "removed_0_step_0000000004")
@@ -327,11 +318,7 @@ def test_an_incomplete_newest_one_is_ignored_and_written_again(
     assert [step_of(found) for found in complete(output / "checkpoints")] == [4, 6, 8]
 
 
-def test_the_config_of_another_run_is_refused_and_nothing_renamed(
-    saved: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    shutil.copytree(saved, output)
+def test_the_config_of_another_run_is_refused_and_nothing_renamed(output: Path) -> None:
     flip(folder(output, 6))
     other = config(LAST).model_copy(update={"seed": 5})
     assert in_process.finish(ranks.train_alone, other, paths(output)) == [EXIT_USAGE]

@@ -30,7 +30,7 @@ from fluxtrain.model.layers import adapted_layers, count_adapter_parameters
 from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.node_memory import image_bytes
 from fluxtrain.parallel.parallelize import build_model
-from fluxtrain.runtime.files import FileSums, encode
+from fluxtrain.runtime.files import encode, sums_of
 from fluxtrain.runtime.safetensors import read_header
 from fluxtrain.state import checkpoint
 from fluxtrain.state.run_state import read_checksums
@@ -288,11 +288,9 @@ def test_what_is_read_of_a_checkpoint_is_verified(
 
 
 def with_small_blocks(checkpoint: Path) -> None:
-    files = {}
-    for name in read_checksums(checkpoint):
-        files[name] = FileSums(block_bytes=256)
-        files[name].add(memoryview((checkpoint / name).read_bytes()))
-    (checkpoint / "DONE").write_text(encode(files))
+    names = read_checksums(checkpoint)
+    sums = {name: sums_of((checkpoint / name).read_bytes(), 256) for name in names}
+    (checkpoint / "DONE").write_text(encode(sums))
 
 
 def test_the_files_hold_what_was_trained(reference: Path) -> None:
