@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
 from fluxtrain.contract.process import (
     ENV_GPUS,
@@ -79,13 +79,25 @@ def main(termination_log: Path) -> int:
 def _run_until_done() -> tuple[int, str]:
     paths = RunPaths.from_environment(os.environ)
     with emptied(paths.snapshots), joined(_rendezvous(paths.metrics_address)) as peers:
-        while True:
-            try:
-                return torchrun.launch([f"--rdzv-backend={BACKEND}"], paths, peers)
-            except (RendezvousError, DistError) as error:
-                # a node was lost while joining, or the attempt is closed
-                print_lost(error)
-                time.sleep(RETRY_SECONDS)
+        return launch_until_done([f"--rdzv-backend={BACKEND}"], paths, peers, ends_if_closed=False)
+
+
+def launch_until_done(
+    arguments: list[str], paths: RunPaths, peers: Peers, *, ends_if_closed: bool
+) -> tuple[int, str]:
+    """Run the trainers, and join again if a node is lost while this one joins.
+
+    A closed attempt is joined again too, or raises RendezvousClosedError if ``ends_if_closed``.
+    """
+    while True:
+        try:
+            return torchrun.launch(arguments, paths, peers)
+        except (RendezvousError, DistError) as error:
+            if ends_if_closed and isinstance(error, RendezvousClosedError):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
+            time.sleep(_RETRY_SECONDS)
 
 
 def _rendezvous(address: str) -> MembershipRendezvous:
@@ -107,7 +119,7 @@ def _rendezvous(address: str) -> MembershipRendezvous:
     return MembershipRendezvous(Client(host, int(port), key, beat), agent, address)
 
 
-RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """Between two attempts to join: a rendezvous that another agent closed stays closed until somebody acts."""
 
 
@@ -126,12 +138,6 @@ def joined(rendezvous: MembershipRendezvous) -> Iterator[Peers]:
         )
     finally:
         rendezvous.client.stop(leaving=True)
-
-
-def print_lost(error: Exception) -> None:
-    """Print that the rendezvous was lost by ``error`` and is joined again."""
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    print(f"rendezvous lost ({reason}); joining again", file=sys.stderr, flush=True)
 
 
 @contextmanager

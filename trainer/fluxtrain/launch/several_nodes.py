@@ -20,10 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo
-from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from fluxtrain import __version__
 from fluxtrain.contract.model_base import iter_fields
@@ -44,7 +42,7 @@ from fluxtrain.errors import (
     StorageError,
 )
 from fluxtrain.launch import torchrun
-from fluxtrain.launch.agent import RETRY_SECONDS, joined, print_lost, raise_on_sigterm
+from fluxtrain.launch.agent import joined, launch_until_done, raise_on_sigterm
 from fluxtrain.launch.nodes import Endpoint, Nodes, find_endpoint, interface_of, serves
 from fluxtrain.launch.rendezvous_handler import BACKEND, MembershipRendezvous
 from fluxtrain.launch.torchrun import FatalTrainerError, Peers, raise_on_fatal_error
@@ -58,7 +56,6 @@ _OF_ALL = (EXIT_USAGE, EXIT_DIVERGED, EXIT_STORAGE)
 """Exit codes of errors that every node would find: one that finds one ends the run."""
 _LINGER_SECONDS = 5.0
 """How long an ended rendezvous still answers, so that all nodes hear of the end; usually a second."""
-_ATTEMPT = 1
 
 
 def run(
@@ -129,7 +126,7 @@ def _rendezvous(
     order = nodes.rank if nodes.rank is not None else int(not is_first)
     beat = Heartbeat(
         sequence=0,
-        attempt=_ATTEMPT,
+        attempt=1,
         agent=agent,
         node=f"{order}/{hostname}",
         node_name=hostname,
@@ -176,14 +173,9 @@ def _run_until_done(
     arguments: list[str],
 ) -> tuple[int, str]:
     try:
-        while True:
-            try:
-                return torchrun.launch(arguments, paths, peers)
-            except RendezvousClosedError:
-                return rendezvous.closed_code(), "another node has ended the run: see its output"
-            except (RendezvousError, DistError) as error:  # a node was lost while joining
-                print_lost(error)
-                time.sleep(RETRY_SECONDS)
+        return launch_until_done(arguments, paths, peers, ends_if_closed=True)
+    except RendezvousClosedError:
+        return rendezvous.closed_code(), "another node has ended the run: see its output"
     except FatalTrainerError as error:
         return error.code, error.message
     except RefusedError as error:

@@ -62,6 +62,15 @@ def _replacing(path: Path, partial: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise StorageError, with ``path``, if what is inside cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+
+
 def write_to_disk(path: Path, text: str) -> None:
     """Write ``text`` to ``path``; return when it is on the disk."""
     path.write_text(text, encoding="utf-8")

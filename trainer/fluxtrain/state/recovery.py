@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -295,7 +294,8 @@ def load(
             source = target if is_local else _reader(copy, world)
             if world.rank not in (source, target):
                 continue
-            transfer = _Transfer(found.volume, copy, source, target, channel)
+            image = _image(found.volume, copy) if world.rank == source else None
+            transfer = _Transfer(image, source, target, channel)
             for piece in pieces(tensors, copy.part, needed):
                 transfer.run(piece, parts[piece.tensor], world.rank)
                 alive()
@@ -303,22 +303,18 @@ def load(
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Moves pieces of ``copy`` from rank ``source``, whose node has it, to rank ``target``."""
+    """Moves pieces of an image from rank ``source``, whose node has it, to rank ``target``."""
 
-    volume: Path
-    copy: Copy
+    image: Tensor | None
+    """None on other ranks than the source."""
     source: int
     target: int
     channel: Channel
 
-    @cached_property
-    def _image(self) -> Tensor:
-        return _image(self.volume, self.copy)
-
     def run(self, piece: Piece, part: Tensor, rank: int) -> None:
         """Take this rank's side; the target writes ``piece`` into ``part``, its part of the tensor."""
-        if rank == self.source:
-            content = self._image[piece.offset : piece.offset + piece.size]
+        if self.image is not None:
+            content = self.image[piece.offset : piece.offset + piece.size]
         else:
             content = torch.empty(piece.size, dtype=torch.uint8)
             self.channel.receive(content, self.source)

@@ -26,7 +26,7 @@ from typing import Any
 from fluxtrain.contract.run.config import IMMUTABLE_PATHS, RANDOM_SEED, RunConfig, value_at
 from fluxtrain.contract.run.optim import ScheduleConfig
 from fluxtrain.contract.run.resolve import merge, resolve
-from fluxtrain.errors import ConfigError, DataError, FencedError, StorageError, in_yaml_words
+from fluxtrain.errors import ConfigError, DataError, FencedError, in_yaml_words
 from fluxtrain.runtime import files
 from fluxtrain.runtime.files import FileSums
 
@@ -254,24 +254,18 @@ def claim(folder: Path, after: int = 0) -> Fence:
 
     Raises FencedError if another start began meanwhile, StorageError if ``folder`` cannot be written.
     """
-    try:
-        return _claim(folder, after)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error.strerror})") from None
-
-
-def _claim(folder: Path, after: int) -> Fence:
-    folder.mkdir(parents=True, exist_ok=True)
-    fence = Fence(folder, max([after, *_starts(folder)]) + 1)
-    while not _created(fence.path):  # this node does not see a start that another one has created
-        fence = Fence(folder, fence.start + 1)
-    for start in _starts(folder):
-        if start > fence.start:
-            fence.path.unlink(missing_ok=True)
-            raise _fenced(fence)
-        if start < fence.start:
-            Fence(folder, start).path.unlink(missing_ok=True)
-    return fence
+    with files.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        fence = Fence(folder, max([after, *_starts(folder)]) + 1)
+        while not _created(fence.path):  # this node does not see a start that another has created
+            fence = Fence(folder, fence.start + 1)
+        for start in _starts(folder):
+            if start > fence.start:
+                fence.path.unlink(missing_ok=True)
+                raise _fenced(fence)
+            if start < fence.start:
+                Fence(folder, start).path.unlink(missing_ok=True)
+        return fence
 
 
 def _starts(folder: Path) -> list[int]:

@@ -27,14 +27,14 @@ from fluxtrain.data.order import PADDING
 from fluxtrain.data.sources import open_source
 from fluxtrain.encode.encoders import batch_encoder, check_files
 from fluxtrain.encode.text import PooledClip, load_clip
-from fluxtrain.errors import UNSET, ConfigError, DataError, DivergedError, StorageError
+from fluxtrain.errors import UNSET, ConfigError, DataError, DivergedError
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.compile import attention_backend, attention_on
 from fluxtrain.parallel.distributed import World
 from fluxtrain.parallel.parallelize import DTYPES, build_model, uses_fsdp
 from fluxtrain.report.endpoint import Endpoint
 from fluxtrain.report.records import Evaluation
-from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.files import atomic_write, writing
 from fluxtrain.sample.prompts import chosen_prompts
 from fluxtrain.sample.task import write_images
 from fluxtrain.state.random_seed import with_any_seed
@@ -213,11 +213,8 @@ def describe(
 
 def _write(paths: RunPaths, found: dict[str, Any]) -> None:
     path = paths.output / EVALUATION_FILE
-    try:
-        with atomic_write(path) as partial:
-            partial.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+    with writing(path), atomic_write(path) as partial:
+        partial.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"{path}:", flush=True)
 
 
