@@ -9,7 +9,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.ranks import CPU, Run
 
@@ -31,14 +30,13 @@ def train(config: RunConfig, paths: RunPaths, size: int = 1, crash: int = 0) -> 
     if size == 1 and not crash:
         codes = finish(ranks.train_alone, config, paths)
     else:
-        run = partial(_train, port=free_port(), crash=crash)
-        codes = ranks.finish(run, config, paths, size)
+        codes = ranks.finish(partial(_train, crash=crash), config, paths, size)
     assert codes == [ranks.CRASHED if crash else 0] * size, ranks.output_of(paths)
 
 
-def _train(config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int) -> None:
+def _train(config: RunConfig, paths: RunPaths, world: World, *, crash: int) -> None:
     ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
+    ranks.train_together(config, paths, world)
 
 
 def _run(run: Run, config: RunConfig, paths: RunPaths) -> int:

@@ -35,8 +35,13 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.trainer.preloaded"])
 
 
-def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int) -> None:
+def _run_rank(
+    run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int, port: int
+) -> None:
     """Run one rank in a child process; its stdout and stderr go to a file in the output folder."""
+    world = World(rank, rank, size, CPU)
+    if size > 1:
+        set_environment(world, port)
     torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)  # for loader processes, as under torchrun
     paths.output.mkdir(parents=True, exist_ok=True)
@@ -44,7 +49,7 @@ def _run_rank(run: Run, config: RunConfig, paths: RunPaths, rank: int, size: int
     redirect(log, log)
     try:
         with without_curve():
-            run(config, paths, World(rank, rank, size, CPU))
+            run(config, paths, world)
     except FluxtrainError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
@@ -56,8 +61,10 @@ def without_curve() -> AbstractContextManager[object]:
 
 
 def start(run: Run, config: RunConfig, paths: RunPaths, size: int = 1) -> list[ForkServerProcess]:
+    """Start all ranks, which join one process group if they join any."""
+    port = free_port()
     ranks = [
-        FORKED.Process(target=_run_rank, args=(run, config, paths, rank, size))
+        FORKED.Process(target=_run_rank, args=(run, config, paths, rank, size, port))
         for rank in range(size)
     ]
     for process in ranks:
@@ -120,9 +127,10 @@ def train_alone(config: RunConfig, paths: RunPaths, world: World) -> None:
         train(config, paths, joined)
 
 
-def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
-    """Train in a process group whose store is on ``port``."""
-    set_environment(world, port)
+def train_together(config: RunConfig, paths: RunPaths, world: World, *, port: int = 0) -> None:
+    """Train in the process group of the ranks that were started together, or with a store on ``port``."""
+    if port:
+        set_environment(world, port)
     with process_group() as joined:
         train(config, paths, joined)
 

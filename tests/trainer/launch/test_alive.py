@@ -8,7 +8,6 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from functools import partial
 from http.client import HTTPException
 from itertools import islice, pairwise
 from pathlib import Path
@@ -119,14 +118,13 @@ def test_every_phase_of_a_run_is_reported_with_signs_of_progress(tmp_path: Path)
     assert spent[-1] - spent[0] == pytest.approx(took, abs=TIMEOUT_SECONDS)
 
 
-def set_environment_of_one_node(world: World, port: int) -> None:
-    ranks.set_environment(world, port)
+def set_environment_of_one_node(world: World) -> None:
     os.environ |= {"LOCAL_RANK": f"{world.rank}", "LOCAL_WORLD_SIZE": f"{world.size}"}
 
 
-def train_and_save_slowly(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def train_and_save_slowly(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Train; rank 0's checkpoint first grows slowly, then does not grow, then is written."""
-    set_environment_of_one_node(world, port)
+    set_environment_of_one_node(world)
     save = checkpoint.dcp.save
 
     def save_slowly(state: Any, *, storage_writer: Any, process_group: Any) -> Any:
@@ -154,8 +152,7 @@ def test_a_final_checkpoint_is_alive_while_its_file_grows(
         "logging": {"metrics_port": port},
         "checkpoint": {"asynchronous": asynchronous, "every_steps": 0},
     }
-    run = partial(train_and_save_slowly, port=free_port())
-    processes = ranks.start(run, resolve(merge(QUICK, changes)), paths, size)
+    processes = ranks.start(train_and_save_slowly, resolve(merge(QUICK, changes)), paths, size)
     polled = list(follow(port, lambda: ended(processes)))
     assert [process.exitcode for process in processes] == [0] * size, ranks.output_of(paths)
     blocked = json.loads((paths.output / "blocked.json").read_text())
@@ -202,9 +199,9 @@ def test_a_stopped_process_reports_no_progress_for_that_time(tmp_path: Path) -> 
         process.join()
 
 
-def draw_with_a_slow_rank(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def draw_with_a_slow_rank(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Draw; each image of rank 1 takes a second."""
-    set_environment_of_one_node(world, port)
+    set_environment_of_one_node(world)
     drawing = task.denoise
     if world.rank == 1:
 
@@ -233,7 +230,7 @@ def test_sampling_reports_progress_until_the_last_rank_of_the_node_is_done(tmp_p
             "logging": {"metrics_port": port},
         }
     )
-    processes = ranks.start(partial(draw_with_a_slow_rank, port=free_port()), config, paths, 2)
+    processes = ranks.start(draw_with_a_slow_rank, config, paths, 2)
     polled = list(follow(port, lambda: ended(processes)))
     assert [process.exitcode for process in processes] == [0, 0], ranks.output_of(paths)
     assert polled[0][1]["phase"] == "load"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.free_ports import free_port
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
 
@@ -51,8 +50,9 @@ def paths(output: Path) -> RunPaths:
 
 
 def train(output: Path, steps: int, size: int = 1, **checkpoints: Any) -> list[int | None]:
-    run = ranks.train_alone if size == 1 else partial(ranks.train_together, port=free_port())
-    return in_process.finish(run, config(steps, **checkpoints), paths(output), size)
+    return in_process.finish(
+        ranks.train_together, config(steps, **checkpoints), paths(output), size
+    )
 
 
 def text(output: Path) -> str:
@@ -162,11 +162,8 @@ def test_every_damage_is_found(checkpoint: Path, damage: Damage) -> None:
     assert len(found) < 400
 
 
-def take_over(
-    config: RunConfig, paths: RunPaths, world: World, *, port: int, is_shared: bool
-) -> None:
+def take_over(config: RunConfig, paths: RunPaths, world: World, *, is_shared: bool) -> None:
     """Begin a run on two nodes of one rank, in a folder of both or of each."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         output = paths.output if is_shared else paths.output / f"node {joined.rank}"
         Recovery(config, replace(paths, output=output), joined, lambda: None)
@@ -176,16 +173,15 @@ def take_over(
 def test_nodes_without_a_folder_in_common_are_named(tmp_path: Path, is_shared: bool) -> None:
     """Each pod without a volume has an output of its own, with its part of each checkpoint."""
     paths = RunPaths(tmp_path / "out", tmp_path, tmp_path)
-    run = partial(take_over, port=free_port(), is_shared=is_shared)
+    run = partial(take_over, is_shared=is_shared)
     assert ranks.finish(run, config(1), paths, 2) == [EXIT_OK] * 2
     first, second = (ranks.output_of(paths, rank) for rank in range(2))
     assert ("is not the same on all nodes" in first) != is_shared
     assert "not the same" not in second
 
 
-def tell_damages(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def tell_damages(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Print what each rank finds wrong with the checkpoints in the data folder."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         for checkpoint in sorted(paths.data.glob("*/step_*")):
             found = find_damage(checkpoint, joined, lambda: None)
@@ -207,8 +203,7 @@ def test_all_ranks_find_what_one_finds(saved: Path, tmp_path: Path, size: int) -
         expected.append([f"{number:02d}", found])
     assert [found for _, found in expected].count("") == 1
     output = RunPaths(tmp_path / "out", tmp_path, tmp_path)
-    run = partial(tell_damages, port=free_port())
-    assert ranks.finish(run, config(1), output, size) == [EXIT_OK] * size
+    assert ranks.finish(tell_damages, config(1), output, size) == [EXIT_OK] * size
     for rank in range(size):
         told = [json.loads(line) for line in ranks.output_of(output, rank).splitlines()]
         assert told == expected

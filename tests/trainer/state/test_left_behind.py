@@ -16,7 +16,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 import pytest
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import ledger, losses, mlperf_events
 
@@ -58,7 +57,6 @@ def train_until(
     paths: RunPaths,
     world: World,
     *,
-    port: int,
     point: tuple[str, str, int],
     signum: int,
 ) -> None:
@@ -73,14 +71,14 @@ def train_until(
         return function(*arguments, **options)
 
     setattr(target, name, signalled)
-    ranks.train_together(config, paths, world, port=port)
+    ranks.train_together(config, paths, world)
 
 
 def start(
     output: Path, size: int, point: tuple[str, str, int], signum: int
 ) -> list[ForkServerProcess]:
     """Start ranks; return when rank 0 has got the signal."""
-    run = partial(train_until, port=free_port(), point=point, signum=signum)
+    run = partial(train_until, point=point, signum=signum)
     processes = ranks.start(run, CONFIG, RunPaths(output, output, output), size)
     deadline = time.monotonic() + 240
     while not has_got_it(processes[0], signum):
@@ -104,10 +102,9 @@ def process_id(process: ForkServerProcess) -> int:
 
 
 def finish(output: Path, size: int = 1) -> None:
-    run = partial(ranks.train_together, port=free_port())
-    assert ranks.finish(run, CONFIG, RunPaths(output, output, output), size) == [0] * size, text(
-        output
-    )
+    paths = RunPaths(output, output, output)
+    codes = ranks.finish(ranks.train_together, CONFIG, paths, size)
+    assert codes == [0] * size, text(output)
 
 
 def text(output: Path) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster.free_ports import free_port
 from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import fluxtrain
@@ -24,9 +22,8 @@ from fluxtrain.state.random_seed import settled_seed, with_seed
 RANDOM = resolve({"preset": "micro", "seed": "random"})
 
 
-def tell(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def tell(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Write the seed that this rank has."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         seed = with_seed(config, paths.output, joined).drawn_seed
         (paths.output / f"told_{joined.rank}").write_text(str(seed))
@@ -52,7 +49,7 @@ def test_each_output_has_its_own_seed_and_keeps_it(tmp_path: Path) -> None:
 def test_all_ranks_have_the_same(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, tmp_path, tmp_path)
     for _ in range(2):  # the second time, as after a restart
-        assert ranks.finish(partial(tell, port=free_port()), RANDOM, paths, 2) == [0, 0]
+        assert ranks.finish(tell, RANDOM, paths, 2) == [0, 0]
         told = {(tmp_path / f"told_{rank}").read_text() for rank in range(2)}
         assert told == {(tmp_path / "seed").read_text().strip()}
 

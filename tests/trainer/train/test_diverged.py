@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
-from tests.trainer import ranks
+from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses, records
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -42,9 +41,7 @@ def make_config(log: int, save: int, steps: int, evaluate: int = 0) -> RunConfig
     )
 
 
-def spoiled(
-    config: RunConfig, paths: RunPaths, world: World, *, port: int, at: int, value: float
-) -> None:
+def spoiled(config: RunConfig, paths: RunPaths, world: World, *, at: int, value: float) -> None:
     """Train; in step ``at`` of this process a gradient of the last rank contains ``value``."""
     steps = iter(range(1, config.schedule.steps + 1))
 
@@ -61,7 +58,7 @@ def spoiled(
         return model
 
     vars(loop)["build_model"] = build
-    ranks.train_together(config, paths, world, port=port)
+    ranks.train_together(config, paths, world)
 
 
 INF, NAN = float("inf"), float("nan")
@@ -88,7 +85,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_chec
     tmp_path: Path, size: int, bad: int, value: float, config: RunConfig, kept: int | None
 ) -> None:
     paths = RunPaths(tmp_path / "run", tmp_path, tmp_path)
-    run = partial(spoiled, port=free_port(), at=bad, value=value)
+    run = partial(spoiled, at=bad, value=value)
     assert ranks.finish(run, config, paths, size) == [EXIT_DIVERGED] * size, ranks.output_of(paths)
     for rank in range(size):
         output = ranks.output_of(paths, rank)
@@ -106,8 +103,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_and_keeps_the_last_good_chec
 
     reference = RunPaths(tmp_path / "reference", tmp_path, tmp_path)
     for run_paths in (paths, reference):  # resumed, and a run without a bad gradient
-        run = partial(ranks.train_together, port=free_port())
-        assert ranks.finish(run, config, run_paths, size) == [0] * size, ranks.output_of(run_paths)
+        in_process.train(config, run_paths, size)
     assert losses(paths.output) == pytest.approx(losses(reference.output), rel=1e-6)
     assert all(torch.isfinite(torch.tensor(list(losses(paths.output).values()))))
 
@@ -119,7 +115,7 @@ def test_a_bad_step_is_in_no_snapshot_though_it_is_detected_later(tmp_path: Path
     paths = RunPaths(tmp_path / "run", tmp_path, tmp_path, snapshots=volume)
     values = make_config(log=50, save=0, steps=6).model_dump(mode="json")
     values["checkpoint"]["memory_every_steps"] = 1
-    run = partial(spoiled, port=free_port(), at=bad, value=INF)
+    run = partial(spoiled, at=bad, value=INF)
     assert ranks.finish(run, resolve(values), paths) == [EXIT_DIVERGED], ranks.output_of(paths)
     steps = {copy.step for copy in read_copies(volume, node=0)}
     assert steps <= set(range(bad))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from safetensors.torch import load_file
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses
@@ -63,9 +61,8 @@ def steps_of(config: RunConfig, world: World, *, sharded: bool) -> tuple[list[fl
     return numbers, weights
 
 
-def compare(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def compare(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Compare both ways; the vectors' gradients may be added up in another order."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         alone, weights = steps_of(config, joined, sharded=False)
         numbers, expected = steps_of(config, joined, sharded=True)
@@ -85,8 +82,7 @@ def compare(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> N
 )
 def test_one_rank_takes_the_steps_of_fsdp2(tmp_path: Path, changes: dict[str, Any]) -> None:
     paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    run = partial(compare, port=free_port())
-    assert ranks.finish(run, resolve(merge(RUN, changes)), paths) == [0], ranks.output_of(paths)
+    assert ranks.finish(compare, resolve(merge(RUN, changes)), paths) == [0], ranks.output_of(paths)
 
 
 def finish(paths: RunPaths, size: int = 1, crash: int = 0, **checkpoint: object) -> None:

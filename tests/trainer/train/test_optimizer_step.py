@@ -5,13 +5,11 @@ Replicas reduce their gradients once.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.numerics.full_tensor import full_tensor
 from tests.trainer.ranks import CPU
@@ -120,12 +118,11 @@ def test_only_the_first_pass_copies_positions_and_computes_rotations(
     assert (later.between_devices, later.in_float64) == (0, 0)
 
 
-def write_gradients(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def write_gradients(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Write the gradients of two micro batches, and how often they were reduced between replicas.
 
     Once as a step has them, once with both reduced like the last one.
     """
-    ranks.set_environment(world, port)
     with process_group() as joined:
         model = build_model(config, joined)
         flow_loss = FlowLoss(model, config, DTYPES[config.precision.compute])
@@ -156,8 +153,7 @@ def test_replicas_reduce_the_sum_of_a_steps_gradients(tmp_path: Path, reduce: st
         }
     )
     paths = RunPaths(tmp_path, tmp_path, tmp_path)
-    run = partial(write_gradients, port=free_port())
-    assert ranks.finish(run, config, paths, size=4) == [0] * 4, ranks.output_of(paths)
+    assert ranks.finish(write_gradients, config, paths, size=4) == [0] * 4, ranks.output_of(paths)
     (found, calls), (each, calls_of_each) = (
         torch.load(tmp_path / f"{name}.pt") for name in ("step", "each")
     )
@@ -169,9 +165,8 @@ def test_replicas_reduce_the_sum_of_a_steps_gradients(tmp_path: Path, reduce: st
     assert calls[between] == (2 * groups if reduce == "bfloat16" else groups)
 
 
-def write_sums(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def write_sums(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Write the gradients of MANY times the same micro batch, reduced in float32 and in bfloat16."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         for reduce in ("float32", "bfloat16"):
             changed = config.precision.model_copy(update={"reduce": reduce})
@@ -197,8 +192,8 @@ def test_gradients_reduced_in_bfloat16_accumulate_in_float32(
     """In bfloat16 the later ones of as many would be lost beside the sum, some five per cent of it."""
     parallel = {"dp_replicate": replicas, "micro_batch_size": 1}
     config = resolve({"preset": "micro", "parallel": parallel})
-    paths, run = RunPaths(tmp_path, tmp_path, tmp_path), partial(write_sums, port=free_port())
-    assert ranks.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    assert ranks.finish(write_sums, config, paths, size) == [0] * size, ranks.output_of(paths)
     exact, rounded = (torch.load(tmp_path / f"{name}.pt") for name in ("float32", "bfloat16"))
     errors = [float((rounded[name] - g).norm() / g.norm()) for name, g in exact.items() if g.any()]
     assert 0 < max(errors) < torch.finfo(torch.bfloat16).eps

@@ -7,14 +7,12 @@ import os
 import sys
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 
 from fluxtrain.contract.process import RunPaths
@@ -71,9 +69,8 @@ def refuse(config: RunConfig, data_root: Path) -> Sources:
     raise AssertionError("a rank that is not the first one opens the data")
 
 
-def open_and_read(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def open_and_read(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Open the data, then read a sample; write what this rank did until then."""
-    ranks.set_environment(world, port)
     seen = counting(paths.data)
     with process_group() as joined:
         local = joined.rank % 2  # ranks 0 and 1 are one node, 2 another
@@ -95,8 +92,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def run(paths: RunPaths, size: int = RANKS, **changes: Any) -> list[int | None]:
-    function = partial(open_and_read, port=free_port())
-    return ranks.finish(function, make_config(**changes), paths, size)
+    return ranks.finish(open_and_read, make_config(**changes), paths, size)
 
 
 @pytest.mark.parametrize("layout", ["shards", "arrow", "parquet", "webdataset"])

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import mlperf_events
 from tests.trainer.small_runs import ENCODED_RUN, IMAGES, merge_all, write_encoded
@@ -44,11 +43,8 @@ from fluxtrain.train.loop import is_needed, prepare, synthetic_batch, train, war
 DELAY = 1.0
 
 
-def train_with_a_late_rank(
-    config: RunConfig, paths: RunPaths, world: World, *, port: int, late: int
-) -> None:
+def train_with_a_late_rank(config: RunConfig, paths: RunPaths, world: World, *, late: int) -> None:
     """Train; rank ``late`` is ready seconds after the other, and each records when it reads a sample."""
-    ranks.set_environment(world, port)
     record_reads(ShardDataset, "read", paths.output / f"reads_{world.rank}.jsonl")
     record_reads(TarImages, "image", paths.output / f"reads_{world.rank}.jsonl")
     open_logs = Observer.open_logs
@@ -91,7 +87,7 @@ def test_no_sample_is_read_before_the_run_starts(
         write_encoders(tmp_path)
         for part in ("train", "validation"):
             write_images(tmp_path / part, 24)
-    run = partial(train_with_a_late_rank, port=free_port(), late=late)
+    run = partial(train_with_a_late_rank, late=late)
     assert ranks.finish(run, config, paths, size=2) == [0, 0], ranks.output_of(paths)
     (started,) = [
         event["time_ms"] for event in mlperf_events(paths.output) if event["key"] == "run_start"

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cluster.free_ports import free_port
 from tests.paths import MICRO
 from tests.trainer import ranks
 from tests.trainer.commands import Forked, command, environment, fluxtrain, start
@@ -42,12 +41,10 @@ def finish(output: Path, *more: str, processes: int = 1) -> subprocess.Completed
     return done
 
 
-def train_and_crash(
-    config: RunConfig, paths: RunPaths, world: World, *, port: int, crash: int
-) -> None:
+def train_and_crash(config: RunConfig, paths: RunPaths, world: World, *, crash: int) -> None:
     """Train one rank, which ends after step ``crash``."""
     ranks.crash_after(crash)
-    ranks.train_together(config, paths, world, port=port)
+    ranks.train_together(config, paths, world)
 
 
 def train(output: Path, *more: str, processes: int = 1, crash: int = 0) -> None:
@@ -55,7 +52,7 @@ def train(output: Path, *more: str, processes: int = 1, crash: int = 0) -> None:
     run = load_job(MICRO).spec.run
     config = resolve(merge(run, parse_overrides([*LOGGING, *more])))
     paths = RunPaths(output, output, output)
-    joined = partial(train_and_crash, port=free_port(), crash=crash)
+    joined = partial(train_and_crash, crash=crash)
     codes = [ranks.CRASHED if crash else 0] * processes
     assert ranks.finish(joined, config, paths, processes) == codes, ranks.output_of(paths)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.free_ports import free_port
 from tests.trainer import ranks
 from tests.trainer.outputs import ledger, losses, resumed_steps
 from tests.trainer.ranks import CRASHED
@@ -58,7 +57,6 @@ def train_on(
     world: World,
     *,
     nodes: Nodes,
-    port: int,
     crash: int,
     short: str,
 ) -> None:
@@ -71,7 +69,7 @@ def train_on(
     ranks.crash_after(crash)
     if nodes.names[node] in short:
         drop_all_after(SHORT)
-    ranks.train_together(config, replace(paths, snapshots=volume), world, port=port)
+    ranks.train_together(config, replace(paths, snapshots=volume), world)
 
 
 def drop_all_after(step: int) -> None:
@@ -92,7 +90,7 @@ def run(
     output: Path, nodes: Nodes, crash: int = 0, short: str = "", **changes: Any
 ) -> list[int | None]:
     """Train on ``nodes``, of which memory gets ``short`` on some; return the exit codes of the ranks."""
-    function = partial(train_on, nodes=nodes, port=free_port(), crash=crash, short=short)
+    function = partial(train_on, nodes=nodes, crash=crash, short=short)
     config = resolve(merge(RUN, changes))
     return ranks.finish(function, config, RunPaths(output, output, output), nodes.size)
 

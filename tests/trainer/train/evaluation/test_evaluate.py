@@ -6,7 +6,6 @@ import json
 import os
 import tarfile
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.reference_model import random_model
-from cluster.free_ports import free_port
 from safetensors.torch import load_file
 from tests.trainer import in_process, ranks
 from tests.trainer.outputs import losses, mlperf_events, mlperf_values, records
@@ -189,7 +187,7 @@ def run(
 ) -> list[int | None]:
     config = resolve(merge_all(ENCODED_RUN, *changes))
     config = as_closed(config) if closed else config
-    return ranks.finish(partial(ranks.train_together, port=free_port()), config, paths, size)
+    return ranks.finish(ranks.train_together, config, paths, size)
 
 
 def damage(root: Path, indices: list[int], field: str = "mean") -> None:
@@ -353,14 +351,13 @@ def evaluated(root: Path, output: Path, size: int = 1, **values: Any) -> Any:
     """Return evaluation.json of the task on ``size`` ranks."""
     config = resolve({**RUN, "task": "evaluate", **values})
     paths = RunPaths(output, root, root)
-    run = evaluate_model if size == 1 else partial(together, port=free_port())
+    run = evaluate_model if size == 1 else together
     assert in_process.finish(run, config, paths, size) == [0] * size, ranks.output_of(paths)
     return json.loads((output / "evaluation.json").read_text())
 
 
-def together(config: RunConfig, paths: RunPaths, world: World, *, port: int) -> None:
+def together(config: RunConfig, paths: RunPaths, world: World) -> None:
     """Evaluate as one of several processes."""
-    ranks.set_environment(world, port)
     with process_group() as joined:
         evaluate_model(config, paths, joined)
 
