@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
-import subprocess
-import sys
 from getpass import getuser
 from pathlib import Path
 
 import pytest
 import torch
+from tests.trainer.commands import Forked
 
 from fluxtrain.contract.process import RunPaths, gpu_environment
 from fluxtrain.launch import environment as module
@@ -87,23 +87,26 @@ def test_a_capability_counts_only_if_it_is_in_effect(status: str, expected: bool
     assert has_capability(status, 14) is expected
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected"),
-    [(1 << 16, 8 << 20, 8 << 20), (8 << 20, 8 << 20, 8 << 20), (0, 0, 0)],
-)
-def test_the_limit_of_locked_memory_is_raised_as_far_as_allowed(
-    tmp_path: Path, soft: int, hard: int, expected: int
-) -> None:
+LIMITS = [(1 << 16, 8 << 20), (8 << 20, 8 << 20), (0, 0)]
+"""Soft and hard; the hard ones may only fall in one process."""
+
+
+def raise_limits(status: Path, told: Path) -> None:
+    """Raise each of the limits, and write what is returned and what holds."""
+    module._PROCESS_STATUS = status
+    found = []
+    for limits in LIMITS:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
+        raised = module.raise_memlock_limit()
+        found.append([raised, *resource.getrlimit(resource.RLIMIT_MEMLOCK)])
+    told.write_text(json.dumps(found))
+
+
+def test_the_limit_of_locked_memory_is_raised_as_far_as_allowed(tmp_path: Path) -> None:
     (tmp_path / "status").write_text(USER)
-    code = (
-        "import resource, pathlib\n"
-        "from fluxtrain.launch import environment as module\n"
-        f"module._PROCESS_STATUS = pathlib.Path({str(tmp_path / 'status')!r})\n"
-        f"resource.setrlimit(resource.RLIMIT_MEMLOCK, ({soft}, {hard}))\n"
-        "print(module.raise_memlock_limit(), *resource.getrlimit(resource.RLIMIT_MEMLOCK))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [int(word) for word in done.stdout.split()] == [expected, expected, expected]
+    assert Forked(raise_limits, tmp_path / "status", tmp_path / "told").wait(120) == 0
+    found = json.loads((tmp_path / "told").read_text())
+    assert found == [[hard] * 3 for _, hard in LIMITS]
 
 
 def test_rdma_devices_and_a_limit_of_locked_memory_give_a_warning(
