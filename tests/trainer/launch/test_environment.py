@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
+import sys
 from getpass import getuser
 from pathlib import Path
 
@@ -91,22 +93,22 @@ LIMITS = [(1 << 16, 8 << 20), (8 << 20, 8 << 20), (0, 0)]
 """Soft and hard; the hard ones may only fall in one process."""
 
 
-def raise_limits(status: Path, told: Path) -> None:
+def raise_limits(status: Path, output: Path) -> None:
     """Raise each of the limits, and write what is returned and what holds."""
     module._PROCESS_STATUS = status
-    found = []
+    limits_after = []
     for limits in LIMITS:
         resource.setrlimit(resource.RLIMIT_MEMLOCK, limits)
         raised = module.raise_memlock_limit()
-        found.append([raised, *resource.getrlimit(resource.RLIMIT_MEMLOCK)])
-    told.write_text(json.dumps(found))
+        limits_after.append([raised, *resource.getrlimit(resource.RLIMIT_MEMLOCK)])
+    output.write_text(json.dumps(limits_after))
 
 
 def test_the_limit_of_locked_memory_is_raised_as_far_as_allowed(tmp_path: Path) -> None:
     (tmp_path / "status").write_text(USER)
-    assert Forked(raise_limits, tmp_path / "status", tmp_path / "told").wait(120) == 0
-    found = json.loads((tmp_path / "told").read_text())
-    assert found == [[hard] * 3 for _, hard in LIMITS]
+    assert Forked(raise_limits, tmp_path / "status", tmp_path / "limits").wait(120) == 0
+    limits = json.loads((tmp_path / "limits").read_text())
+    assert limits == [[hard] * 3 for _, hard in LIMITS]
 
 
 def test_rdma_devices_and_a_limit_of_locked_memory_give_a_warning(
