@@ -182,8 +182,7 @@ def review_page() -> str:
     for node in (node for node in nodes if isinstance(node, ast.FunctionDef)):
         for call in node.decorator_list:
             if isinstance(call, ast.Call) and ast.unparse(call.func) == "rule":
-                values = (constants.get(ast.unparse(value), value) for value in call.args[:2])
-                name, section = map(ast.literal_eval, values)
+                section = ast.literal_eval(constants.get(ast.unparse(call.args[0]), call.args[0]))
                 text = " ".join(str(ast.get_docstring(node)).split())
                 more = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
                 division, kind = (
@@ -191,7 +190,7 @@ def review_page() -> str:
                     more.get("kind", "finding"),
                 )
                 about = (section or "–", division, kind, more.get("needs", ""), text)
-                rows[name] = " | ".join(about)
+                rows[node.name.replace("_", "-")] = " | ".join(about)
     return _REVIEW + _rows(rows)
 
 

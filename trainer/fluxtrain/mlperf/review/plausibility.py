@@ -92,6 +92,14 @@ def clock_is_of_the_steps(run: Run) -> Iterator[str]:
 
 
 @rule(QUALITY, _ASK, closed_only=True, kind="note")
+def losses_change(run: Run) -> Iterator[str]:
+    """No three evaluations of a run have the same loss; published: no two."""
+    for loss, count in Counter(_losses(run).values()).items():
+        if count >= _EQUAL_LOSSES:
+            yield f"{count} evaluations have the loss {loss!r}"
+
+
+@rule(QUALITY, _ASK, closed_only=True, kind="note")
 def losses_begin_untrained(run: Run) -> Iterator[str]:
     """The first five losses are at most 0.02 below the lowest published ones of all batch sizes.
 
@@ -145,14 +153,6 @@ def batch_is_a_count(run: Run) -> Iterator[str]:
             yield f"{line.place} is {line.value!r}; needed: a whole number from 1"
 
 
-@rule(QUALITY, _ASK, closed_only=True, kind="note")
-def losses_change(run: Run) -> Iterator[str]:
-    """No three evaluations of a run have the same loss; published: no two."""
-    for loss, count in Counter(_losses(run).values()).items():
-        if count >= _EQUAL_LOSSES:
-            yield f"{count} evaluations have the loss {loss!r}"
-
-
 @rule("", "Give the organisation and the platform their names.", kind="note")
 def names_are_filled_in(run: Run) -> Iterator[str]:
     """Organisation and platform are no placeholders of a script; published: 90 logs of 160 have them."""
@@ -161,7 +161,8 @@ def names_are_filled_in(run: Run) -> Iterator[str]:
             yield f"{line.key} is {line.value!r}"
 
 
-RUN_RULES: tuple[Rule[Run], ...] = rules_in(globals())
+_LAST = (losses_change, names_are_filled_in)
+RUN_RULES: tuple[Rule[Run], ...] = tuple(sorted(rules_in(globals()), key=_LAST.__contains__))
 
 
 @rule("6.1", _ASK, closed_only=True, kind="note")
