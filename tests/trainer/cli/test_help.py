@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -83,6 +84,15 @@ def test_a_missing_command_is_chosen_from_those_that_there_are(
     with pytest.raises(SystemExit):
         main([command])
     assert names in capsys.readouterr().err
+
+
+def test_no_command_takes_a_part_of_an_option() -> None:
+    parsers = [commands.make_parser()]
+    for parser in parsers:
+        assert not parser.allow_abbrev, parser.prog
+        nested = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parsers += (each for action in nested for each in action.choices.values())
+    assert len(parsers) > len(commands.COMMANDS) + 10
 
 
 def test_help_imports_no_large_package() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from fluxtrain.cli.arguments import Commands, path, whole_number, write_text
+from fluxtrain.cli.arguments import Commands, add_command, path, whole_number, write_text
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK, UNSET, ConfigError
 from fluxtrain.runtime.progress import counted
 
@@ -33,10 +33,12 @@ _MOST = 1000
 
 def add_campaign(subcommands: Commands) -> None:
     text = "ten runs from one file, and how far they are"
-    parser = subcommands.add_parser(
+    parser = add_command(
+        subcommands,
         "campaign",
-        help=text,
-        description="Print or apply the runs of a result; ``status`` reports on them.",
+        run_campaign,
+        text,
+        "Print or apply the runs of a result; ``status`` reports on them.",
     )
     text = "a FluxTraining, as YAML; or the word status"
     parser.add_argument("file", type=path, metavar="FILE|status", help=text)
@@ -52,7 +54,6 @@ def add_campaign(subcommands: Commands) -> None:
     parser.add_argument("--selector", help=text)
     parser.add_argument("--namespace", help="namespace of the FluxTrainings (default: kubectl's)")
     add_ruleset(parser)
-    parser.set_defaults(action=run_campaign)
 
 
 def run_campaign(arguments: argparse.Namespace) -> int:
@@ -129,15 +130,16 @@ def _require_once(paths: Sequence[Path]) -> None:
 def add_mlperf(parser: argparse.ArgumentParser) -> None:
     subcommands = parser.add_subparsers(dest="mlperf_command", required=True, metavar="COMMAND")
     text = "run MLCommons' compliance checker on a log"
-    check = subcommands.add_parser(
+    check = add_command(
+        subcommands,
         "check",
-        help=text,
-        description="MLCommons' compliance checker, explained, and the rules beyond it.",
+        check_log,
+        text,
+        "MLCommons' compliance checker, explained, and the rules beyond it.",
     )
     check.add_argument("log", type=path, metavar="LOG", help="mlperf.log of a run")
     check.add_argument("--json", action="store_true", help="print JSON, as review does")
     add_ruleset(check)
-    check.set_defaults(action=check_log)
     add_review(subcommands)
     add_verify(subcommands)
     add_campaign(subcommands)
@@ -189,8 +191,12 @@ def _print_notes(notes: Sequence[Finding]) -> None:
 
 def add_package(subcommands: Commands) -> None:
     text = "create and check a submission from ten runs"
-    package = subcommands.add_parser(
-        "package", help=text, description="Create an MLCommons submission from ten finished runs."
+    package = add_command(
+        subcommands,
+        "package",
+        make_package,
+        text,
+        "Create an MLCommons submission from ten finished runs.",
     )
     package.add_argument("runs", type=path, nargs="*", metavar="RUN", help="output folder of a run")
     text = "a run that failed before its end, and why; its log stays in the record"
@@ -212,7 +218,6 @@ def add_package(subcommands: Commands) -> None:
     text = "why a field of the job, or a section of fields, is not the reference's; the package shows it"
     package.add_argument("--reason", action="append", default=[], metavar="FIELD=REASON", help=text)
     add_ruleset(package, "6.1.0")
-    package.set_defaults(action=make_package)
 
 
 def add_ruleset(parser: argparse.ArgumentParser, default: str | None = None) -> None:
@@ -321,10 +326,12 @@ def _review(result: Path, checked: Sequence[ToolResult], ruleset: str) -> bool:
 
 def add_review(subcommands: Commands) -> None:
     text = "review logs, runs or a package by the rules' text"
-    review = subcommands.add_parser(
+    review = add_command(
+        subcommands,
         "review",
-        help=text,
-        description="The rules of the benchmark that MLCommons' tools do not check.",
+        review_results,
+        text,
+        "The rules of the benchmark that MLCommons' tools do not check.",
     )
     text = (
         "repository of results, folder in it, log, output folder, quoted pattern; "
@@ -335,7 +342,6 @@ def add_review(subcommands: Commands) -> None:
     review.add_argument("--html", type=path, metavar="FILE", help=text)
     review.add_argument("--json", action="store_true", help="print JSON")
     add_ruleset(review)
-    review.set_defaults(action=review_results)
 
 
 def review_results(arguments: argparse.Namespace) -> int:
@@ -383,10 +389,12 @@ def _print_verdicts(verdicts: Sequence[Verdict], left_out: str, inferred: bool) 
 
 def add_verify(subcommands: Commands) -> None:
     text = "verify a log by its chain of hashes"
-    verify = subcommands.add_parser(
+    verify = add_command(
+        subcommands,
         "verify",
-        help=text,
-        description="Whether a log is what the run wrote, by the chain beside it.",
+        verify_chain,
+        text,
+        "Whether a log is what the run wrote, by the chain beside it.",
     )
     text = "output folder of a run, or its log with the chain beside it"
     verify.add_argument("run", type=path, metavar="RUN|LOG", help=text)
@@ -395,7 +403,6 @@ def add_verify(subcommands: Commands) -> None:
     text = "read all blocks of the checkpoints too, which takes minutes"
     verify.add_argument("--checkpoints", action="store_true", help=text)
     verify.add_argument("--json", action="store_true", help="print JSON")
-    verify.set_defaults(action=verify_chain)
 
 
 def verify_chain(arguments: argparse.Namespace) -> int:
