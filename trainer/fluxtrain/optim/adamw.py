@@ -51,12 +51,8 @@ class AdamW(Optimizer):
     names = ("exp_avg", "exp_avg_sq")
 
     def _allocate(self) -> None:
-        device = self.steps_taken.device
-        self._fused: FusedStep | None = None
-        if self._is_fused and not self._is_bfloat16 and device.type == "cuda":
-            from fluxtrain.optim.fused import FusedStep  # Triton takes a second to import
-
-            self._fused = FusedStep(self._factors, device)
+        is_plain = self._is_fused and not self._is_bfloat16
+        self._fused = _fused(self._factors, self.steps_taken.device) if is_plain else None
         self._rounds = self._fused is not None
         is_small = self._is_bfloat16 or not self._sums  # a float32 copy of the gradients is made
         groups = self._groups() if is_small else [slice(0, len(self._owned))]
@@ -83,6 +79,15 @@ class AdamW(Optimizer):
                     tensors = weight, gradient, average, square
                     rate = self._rate * factor
                     step(tensors, self.steps_taken, self._config, rate, grad_scale, found_inf)
+
+
+def _fused(factors: list[float], device: torch.device) -> FusedStep | None:
+    """Return the kernel of parameters with these ``factors``; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    from fluxtrain.optim.fused import FusedStep  # Triton takes a second to import
+
+    return FusedStep(factors, device)
 
 
 def _by_factor(factors: list[float]) -> list[tuple[float, list[int]]]:
@@ -184,6 +189,7 @@ def code_book(is_signed: bool) -> Float[Tensor, 256]:
 
 
 def num_blocks(columns: int) -> int:
+    """Return the blocks of a row of ``columns`` numbers."""
     return -(-columns // QUANTIZED_BLOCK)
 
 
