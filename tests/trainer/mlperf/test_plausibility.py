@@ -277,8 +277,8 @@ def test_a_platform_is_of_the_description(platform: object, text: str) -> None:
 def test_json_has_three_kinds_and_notes_do_not_fail(
     tmp_path: Path, mlperf: Callable[..., str]
 ) -> None:
-    mlperf = {"organization": "SUBMISSION_ORG_PLACEHOLDER", "platform": "8xMI300X"}
-    run = write_run(tmp_path / "run", 7, logging={"mlperf": mlperf})
+    names = {"organization": "SUBMISSION_ORG_PLACEHOLDER", "platform": "8xMI300X"}
+    run = write_run(tmp_path / "run", 7, logging={"mlperf": names})
     log = run / "mlperf.log"
     told = json.loads(mlperf(EXIT_OK, "review", run, "--json"))
     assert told["passed"]
