@@ -79,9 +79,9 @@ from fluxtrain.adapter.updates import (
     ranks_and_alphas,
 )
 from fluxtrain.contract.run.adapter import AdapterLayout
-from fluxtrain.errors import DataError, StorageError
+from fluxtrain.errors import DataError
 from fluxtrain.model.layers import BLOCKS, TEXT_ENCODER, is_clip
-from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.files import atomic_write, writing
 from fluxtrain.runtime.safetensors import (
     ADAPTER_USE,
     ALL_DTYPES,
@@ -455,12 +455,10 @@ def write_adapter(
     require_finite(path, tensors)
     own = metadata_of(adapter, layout, path.stem, metadata or {}, is_dev)
     content = serialised(tensors, with_hashes(tensors, own))
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as partial:
             partial.write_bytes(content)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
     return len(content)
 
 

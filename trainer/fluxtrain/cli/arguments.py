@@ -30,7 +30,8 @@ from fluxtrain.contract.run.closed_division import is_closed, violations
 from fluxtrain.contract.run.config import LARGEST_SEED, RunConfig
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge, require_no_lost_nulls, resolve
-from fluxtrain.errors import EXIT_OK, EXIT_USAGE, UNSET, ConfigError, StorageError, one_line
+from fluxtrain.errors import EXIT_OK, EXIT_USAGE, UNSET, ConfigError, one_line
+from fluxtrain.runtime.files import writing
 
 
 class Parser(argparse.ArgumentParser):
@@ -338,10 +339,8 @@ def _print_notes(config: RunConfig, seed: Setting | None) -> None:
 
 def write_text(file: Path, text: str) -> None:
     """Write ``text`` to ``file``; StorageError if that fails."""
-    try:
+    with writing(file):
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be written ({error.strerror})") from None
 
 
 def require_processes(processes: int | None) -> None:

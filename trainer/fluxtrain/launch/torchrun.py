@@ -71,7 +71,7 @@ from fluxtrain.parallel.node_memory import takes_snapshots
 from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import LATE, RankProgress, read_ranks
 from fluxtrain.report.sinks import require_packages
-from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.files import atomic_write, exclusive_lock, writing
 from fluxtrain.runtime.program import without_interrupts
 from fluxtrain.runtime.progress import Progress, handled
 from fluxtrain.sample.prompts import check_sampling
@@ -513,13 +513,10 @@ def lock_output(output: Path) -> Iterator[None]:
 def write_config(config: RunConfig, output: Path) -> Path:
     """Write the resolved ``config`` to the folder ``output`` and return its path, or raise StorageError."""
     path, config = output / CONFIG_FILE, as_written(config)
-    try:
-        with atomic_write(path) as partial:
-            partial.write_text(
-                json.dumps(config.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8"
-            )
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
+    with writing(path), atomic_write(path) as partial:
+        partial.write_text(
+            json.dumps(config.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8"
+        )
     return path
 
 

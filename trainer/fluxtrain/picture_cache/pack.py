@@ -15,6 +15,7 @@ from fluxtrain.data.pictures.picture import decode, read_bytes
 from fluxtrain.data.pictures.subset import FAULTS, TrainingPicture, reason_of
 from fluxtrain.errors import UNSET, ConfigError, DataError, StorageError
 from fluxtrain.picture_cache.work import no_usable_images
+from fluxtrain.runtime.files import writing
 
 PATTERN = "pictures-%06d.tar"
 MAX_SHARD_BYTES = 1 << 30
@@ -61,7 +62,7 @@ def pack(
     if output.exists():
         raise StorageError(f"{output}: exists already; name a folder to make")
     partial = output.with_name(f"{output.name}.partial")
-    try:
+    with writing(output):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         left_out = _write(pictures, partial, shard_size, advance)
@@ -70,8 +71,6 @@ def pack(
             shutil.rmtree(partial)
             raise no_usable_images(left_out)
         partial.rename(output)
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
     return Packed(len(pictures) - len(left_out), count, left_out)
 
 

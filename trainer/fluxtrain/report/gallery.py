@@ -19,7 +19,7 @@ from PIL import Image
 from fluxtrain.contract.process import CONFIG_FILE, GALLERY_FILE, METRICS_FILE, SAMPLES_FOLDER
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.data.loader import AnyOrder
-from fluxtrain.errors import ConfigError, FencedError, StorageError
+from fluxtrain.errors import ConfigError, FencedError
 from fluxtrain.report.console import duration
 from fluxtrain.report.page import (
     PAGE_START,
@@ -32,7 +32,7 @@ from fluxtrain.report.page import (
     side_by_side,
 )
 from fluxtrain.report.records import Record, read_records
-from fluxtrain.runtime.files import atomic_write_by_several
+from fluxtrain.runtime.files import atomic_write_by_several, writing
 from fluxtrain.state.run_state import Fence
 
 MOST_STEPS, MOST_PROMPTS = 12, 32
@@ -347,11 +347,8 @@ def compare_runs(runs: Sequence[Path], output: Path) -> None:
         settings=[] if alone else _differences(configs),
         runs=titles,
     )
-    try:
-        with atomic_write_by_several(output) as partial:
-            partial.write_text(render(contents), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{output}: cannot be written ({error.strerror})") from None
+    with writing(output), atomic_write_by_several(output) as partial:
+        partial.write_text(render(contents), encoding="utf-8")
 
 
 def _require_page(output: Path, runs: Sequence[Path]) -> None:

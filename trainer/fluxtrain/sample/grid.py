@@ -29,12 +29,12 @@ from fluxtrain.data.sources import Sources
 from fluxtrain.encode.clip import caption_ids
 from fluxtrain.encode.codec import load_decoder
 from fluxtrain.encode.encoders import load_encoders
-from fluxtrain.errors import FluxtrainError, StorageError
+from fluxtrain.errors import FluxtrainError
 from fluxtrain.model.loss import FlowLoss
 from fluxtrain.parallel.distributed import World
 from fluxtrain.report.gallery import ORIGINALS
 from fluxtrain.runtime.draws import Array
-from fluxtrain.runtime.files import atomic_write_by_several
+from fluxtrain.runtime.files import atomic_write_by_several, writing
 from fluxtrain.sample.denoise import (
     Condition,
     Latents,
@@ -340,9 +340,7 @@ def save_png(path: Path, image: PilImage.Image, fields: Mapping[str, str]) -> No
     info = PngInfo()
     for key, text in fields.items():
         info.add_itxt(key, text)
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write_by_several(path) as partial:
             image.save(partial, format="png", pnginfo=info)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None

@@ -7,11 +7,12 @@ from html import escape
 from pathlib import Path
 
 from fluxtrain import __version__
-from fluxtrain.errors import ConfigError, StorageError
+from fluxtrain.errors import ConfigError
 from fluxtrain.mlperf.compliance import sanitize
 from fluxtrain.mlperf.review.review import number_of, paragraphs, render_unknowns
 from fluxtrain.mlperf.review.verdict import HEADINGS, NUMBERS, Verdict
 from fluxtrain.report.page import PAGE_START, Chart, Series, document
+from fluxtrain.runtime.files import writing
 from fluxtrain.runtime.progress import counted
 
 _STYLE = """
@@ -36,13 +37,11 @@ _COLOURS = 6
 
 def write_page(path: Path, verdicts: Sequence[Verdict], left_out: str) -> None:
     """Write the page; raise StorageError if it cannot be written, ConfigError if another file is there."""
-    try:
+    with writing(path):
         if path.is_file() and not path.read_bytes().startswith(PAGE_START.encode()):
             text = "is a file that no review has written; name another one"
             raise ConfigError("--html", str(path), text)
         path.write_text(page(verdicts, left_out), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def page(verdicts: Sequence[Verdict], left_out: str) -> str:
