@@ -1,6 +1,6 @@
 """Sharded tensors: this rank's part, the whole, and values divided as another tensor is.
 
-Agents never import this module: DTensor takes a second of imports.
+An agent starts without this module: to import DTensor takes a second.
 """
 
 from __future__ import annotations
