@@ -54,7 +54,6 @@ from fluxtrain.adapter.reading import (
     dialect,
     is_beyond,
     is_known,
-    named,
     of_metadata,
     read_contents,
     require_finite,
@@ -82,6 +81,7 @@ from fluxtrain.contract.run.adapter import AdapterLayout
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import BLOCKS, TEXT_ENCODER, is_clip
 from fluxtrain.runtime.files import atomic_write, writing
+from fluxtrain.runtime.progress import first_of
 from fluxtrain.runtime.safetensors import (
     ADAPTER_USE,
     ALL_DTYPES,
@@ -380,7 +380,7 @@ class AdapterFile:
     def skipped(self) -> str:
         """Return a sentence on the keys that are not known, "" without them."""
         unknown = self.contents.unknown
-        text = f"{len(unknown)} unknown keys are left out: {named(unknown)}"
+        text = f"{len(unknown)} unknown keys are left out: {first_of(unknown)}"
         return f"{self.path}: {text}" if unknown else ""
 
     @property
@@ -409,10 +409,10 @@ def read_adapter(path: Path, skip_unknown: bool = False) -> AdapterFile:
     if other:
         raise DataError(f"{path}: {_no_lora(spans, other)}")
     if faults:
-        raise DataError(f"{path}: not a valid LoRA ({named(faults)}); {AGAIN}")
+        raise DataError(f"{path}: not a valid LoRA ({first_of(faults)}); {AGAIN}")
     if unknown and not (skip_unknown and file.adapter):
         keys = "key is" if len(unknown) == 1 else "keys are"
-        text = f"{len(unknown)} {keys} unknown: {named(unknown)}"
+        text = f"{len(unknown)} {keys} unknown: {first_of(unknown)}"
         advice = f"{SKIP} leaves them out and takes the rest"
         raise DataError(
             f"{path}: {text}; {advice if file.adapter else f'no layer is left, {_ADVICE}'}"
@@ -427,7 +427,7 @@ SKIP, _ADVICE = "--skip-unknown", "name a LoRA of FLUX.1"
 
 def _no_lora(names: Collection[str], other: str = "") -> str:
     holds = f"; it holds a LoRA of {other}" if other else identify(names)
-    return f"not a LoRA of FLUX's blocks; it has {named(sorted(names))}{holds}; {_ADVICE}"
+    return f"not a LoRA of FLUX's blocks; it has {first_of(sorted(names))}{holds}; {_ADVICE}"
 
 
 def _is_other(kind: Kind | None) -> bool:
@@ -480,7 +480,7 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
         except DataError as error:
             reason = str(error).removeprefix(f"{path}: ")
         else:
-            reason, other = named(own.contents.faults), own.contents.other
+            reason, other = first_of(own.contents.faults), own.contents.other
             if own.adapter and not other:
                 yield from describe(own)
                 return
@@ -491,7 +491,7 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
             of = "a LoRA of text encoders alone"
         kind = Kind("a damaged LoRA of FLUX.1" if reason and num_known else of)
     yield "holds", kind.text if kind else "nothing that is known" if shapes else "no tensors"
-    yield "tensors", f"{len(shapes)}, {named(sorted(shapes))}"
+    yield "tensors", f"{len(shapes)}, {first_of(sorted(shapes))}"
     if num_known:
         yield "known", f"{num_known} of them are named as FLUX.1's"
     yield "data type", _counted(Counter(types), "tensors")
@@ -546,7 +546,7 @@ def describe(file: AdapterFile) -> Iterator[tuple[str, str]]:
     told = {"unknown": contents.unknown, "damaged": contents.faults, "no such block": absent}
     for name, items in told.items():
         if items:
-            yield name, f"{len(items)}: {named(items)}"
+            yield name, f"{len(items)}: {first_of(items)}"
     if not all(map(is_clip, adapter)):
         yield "base model", base_of(adapter)
     own = {"software": "fluxtrain"} if file.path.is_dir() else {}

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fluxtrain.adapter.file import SKIP, AdapterFile
-from fluxtrain.adapter.reading import named, shape_of, tensor_name
+from fluxtrain.adapter.reading import shape_of, tensor_name
 from fluxtrain.adapter.updates import Adapter, truncated
 from fluxtrain.encode.clip import with_prefix
 from fluxtrain.encode.text import T5Clip, TextEncoder, TextModel
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import TEXT_ENCODER, is_clip, linear_layers
 from fluxtrain.parallel.distributed import World
-from fluxtrain.runtime.progress import Alive, counted
+from fluxtrain.runtime.progress import Alive, counted, first_of
 from fluxtrain.weights.reader import Weights, require_complete
 
 
@@ -45,10 +45,10 @@ class MergedWeights:
             count = sum(not is_clip(layer) for layer in file.adapter)
             if misfits and not (file.skips_unknown and len(misfits) < count):
                 text = f"; {SKIP} leaves such layers out if others fit"
-                raise DataError(f"{file.path}: {named(misfits, 1)}{text}")
+                raise DataError(f"{file.path}: {first_of(misfits, 1)}{text}")
             if misfits:
                 self.skipped.append(
-                    f"{file.path}: {counted(len(misfits), 'layer')} left out: {named(misfits)}"
+                    f"{file.path}: {counted(len(misfits), 'layer')} left out: {first_of(misfits)}"
                 )
 
     def verify(self, world: World, alive: Alive) -> None:

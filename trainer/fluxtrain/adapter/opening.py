@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fluxtrain.adapter.file import AdapterFile, read_adapter
 from fluxtrain.adapter.merge import MergedWeights
-from fluxtrain.adapter.reading import PEFT_FILE, named
+from fluxtrain.adapter.reading import PEFT_FILE
 from fluxtrain.adapter.training_files import read_checkpoint, run_metadata
 from fluxtrain.adapter.updates import AnyUpdate, Hadamard, Product, RowBlock, Update, kind_of
 from fluxtrain.contract.process import CHECKPOINTS_FOLDER
@@ -20,6 +20,7 @@ from fluxtrain.contract.run.model import CONDITIONS, ModelConfig
 from fluxtrain.errors import DataError
 from fluxtrain.model.layers import MAGNITUDE, WHOLE_MAGNITUDE, AdaptedLayer, adapted_layers, is_clip
 from fluxtrain.model.parameters import initial_value
+from fluxtrain.runtime.progress import first_of
 from fluxtrain.state.run_state import DONE, latest, read_config, read_state
 from fluxtrain.weights.reader import Weights, open_weights, require_complete
 
@@ -117,14 +118,14 @@ def initial_parameters(
     others = [name for name in found if name not in layers]
     if others and not skip:
         raise DataError(
-            f"{path}: it adapts {named(others, 1)}, to which spec.run.adapter gives no adapter; "
+            f"{path}: it adapts {first_of(others, 1)}, to which spec.run.adapter gives no adapter; "
             "adapter.skip_unknown leaves such layers out"
         )
     if others:
-        tell(f"{path}: {len(others)} layers are left out: {named(others)}")
+        tell(f"{path}: {len(others)} layers are left out: {first_of(others)}")
         found = {name: update for name, update in found.items() if name in layers}
     if not found:
-        text = f"spec.run.adapter adapts none of its layers: {named(list(file.adapter))}"
+        text = f"spec.run.adapter adapts none of its layers: {first_of(list(file.adapter))}"
         raise DataError(f"{path}: {text}; adapter.layers and adapter.clip choose them")
     parameters = dict[str, Tensor]()
     for name, update in found.items():

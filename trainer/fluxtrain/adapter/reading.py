@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -483,12 +483,6 @@ def _pattern_value(pattern: Mapping[str, float], name: str, default: float) -> f
         if name == plain or (plain == key and name.endswith(f".{plain}")):
             return value
     return default
-
-
-def named(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of ``names``, and how many follow."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def is_known(name: str) -> bool:

@@ -29,7 +29,7 @@ from fluxtrain.mlperf.log_lines import (
     read_lines,
     target_of,
 )
-from fluxtrain.runtime.progress import counted
+from fluxtrain.runtime.progress import counted, first_of
 
 RULESETS = ("5.1.0", "6.0.0", "6.1.0")
 """The rulesets with the benchmark ``flux1``; the newest last."""
@@ -250,7 +250,7 @@ def describe_fit(needed: Mapping[str, Sequence[str]], passed: bool, month: str) 
     """Return in words which rulesets logs pass, or fit by their keys, and what each other one needs."""
     fits = [ruleset for ruleset in RULESETS if not needed[ruleset]]
     head = f"{'passes' if passed else 'its keys fit'} {' and '.join(fits) or 'no ruleset'}"
-    texts = [f"{name} needs {some(needed[name])}" for name in RULESETS if needed[name]]
+    texts = [f"{name} needs {first_of(needed[name])}" for name in RULESETS if needed[name]]
     if len(fits) > 1 and (dated := _ruleset_of(month)) in fits:
         texts.append(f"the logs are of {month}: round {dated.removesuffix('.0')}")
     return "; ".join([head, *texts])
@@ -260,12 +260,6 @@ def rounded(batch: object) -> int:
     """Return the samples between two evaluations: 262,144, rounded up to whole batches."""
     size = batch if isinstance(batch, int) and 0 < batch <= 2**53 else 1
     return math.ceil(MLPERF_EVALUATION_SAMPLES / size) * size
-
-
-def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first ``most`` of ``names``, and how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 _INIT_MINUTES = {"closed": 30, "open": 240}
@@ -444,7 +438,7 @@ def _explain_missing(keys: list[str], lines: Sequence[LogLine]) -> list[str]:
     rest = [key for key in keys if key not in _DISCLOSED]
     if len(rest) < _MANY <= len(keys):
         disclosed = [key for key in keys if key in _DISCLOSED]
-        text = f"ruleset {RULESETS[-1]} needs {some(disclosed)}; earlier rulesets do not"
+        text = f"ruleset {RULESETS[-1]} needs {first_of(disclosed)}; earlier rulesets do not"
         return [*_explain_missing(rest, lines), text]
     if len(keys) < _MANY:
         return [f"{key} is missing; {_absent(key, lines)}" for key in keys]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -111,6 +111,12 @@ def counted(count: float, noun: str, plural: str = "") -> str:
     """Return ``count``, a float with four digits, with its ``noun``, in the ``plural`` unless it is 1."""
     shown = f"{count:,}" if isinstance(count, int) else f"{count:.4g}"
     return f"{shown} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def first_of(names: Sequence[str], most: int = 3) -> str:
+    """Return the first ``most`` of ``names``, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def decimal(number: float, unit: str) -> str:

@@ -25,6 +25,7 @@ from fluxtrain.data.pictures.subset import (
     reason_of,
 )
 from fluxtrain.runtime.files import atomic_write_by_several
+from fluxtrain.runtime.progress import first_of
 
 THUMBNAIL = 128
 """Longest side of a thumbnail in pixels."""
@@ -381,6 +382,4 @@ def _characters(path: Path) -> frozenset[str]:
 
 def named(characters: str, most: int = 5) -> str:
     """Return the first of ``characters`` with their numbers, for a message."""
-    first = ", ".join(f"{char} U+{ord(char):04X}" for char in characters[:most])
-    more = len(characters) - most
-    return first + (f" and {more} more" if more > 0 else "")
+    return first_of([f"{char} U+{ord(char):04X}" for char in characters], most)

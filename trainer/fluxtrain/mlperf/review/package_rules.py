@@ -17,7 +17,6 @@ from fluxtrain.contract.resource.document import load_job
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.contract.run.resolve import resolve
 from fluxtrain.errors import FluxtrainError
-from fluxtrain.mlperf.compliance import some
 from fluxtrain.mlperf.evidence import Result, Run, count_of, read_object
 from fluxtrain.mlperf.facts import SOURCE, num_nodes, source_digest
 from fluxtrain.mlperf.implementation import (
@@ -37,6 +36,7 @@ from fluxtrain.mlperf.rcp import compare_with_reference
 from fluxtrain.mlperf.review.package import STATUSES
 from fluxtrain.mlperf.review.result_rules import Rule, is_unnamed, rule, rules_in
 from fluxtrain.mlperf.review.run_rules import batch_faults
+from fluxtrain.runtime.progress import first_of
 
 _DESCRIPTION = (
     "Correct the system description, with package by --system, or the logs' own statement."
@@ -197,7 +197,7 @@ def requirements_are_those_that_ran(result: Result) -> Iterator[str]:
         ("did not run, but is in requirements.txt", [line for line in listed if line not in ran]),
     ):
         if lines:
-            yield f"{some(lines, _MAX_SHOWN)} {text}"
+            yield f"{first_of(lines, _MAX_SHOWN)} {text}"
 
 
 @rule("2.2", _AGAIN)
@@ -209,7 +209,7 @@ def nodes_are_those_of_the_logs(result: Result) -> Iterator[str]:
     if told is None:
         yield f"{result.implementation.name} has no {NODES_FILE}"
     elif differ := _different(told, reported):
-        yield f"{NODES_FILE} differs from the logs in {some(differ, _MAX_SHOWN)}"
+        yield f"{NODES_FILE} differs from the logs in {first_of(differ, _MAX_SHOWN)}"
 
 
 @rule("9.1", _AGAIN)
@@ -225,7 +225,7 @@ def jobs_are_of_the_configuration(result: Result) -> Iterator[str]:
         except FluxtrainError as error:
             found = [str(error)]
         if found:
-            yield f"{path.name}: {some(found, _MAX_SHOWN)}"
+            yield f"{path.name}: {first_of(found, _MAX_SHOWN)}"
 
 
 @rule("9.1", _AGAIN)
@@ -256,7 +256,7 @@ def implementation_is_as_described(result: Result) -> Iterator[str]:
         about = (software, told.get("image"), folder.name)
         expected = implementation_json(result.runs[0], config, *about)
         if differ := _different(told, expected):
-            yield f"{folder.name}.json differs from the runs in {some(differ, _MAX_SHOWN)}"
+            yield f"{folder.name}.json differs from the runs in {first_of(differ, _MAX_SHOWN)}"
 
 
 @rule(_SUBMISSION_RULES, _AGAIN)
@@ -270,7 +270,7 @@ def deviations_are_stated(result: Result) -> Iterator[str]:
     elif _is_ours(software):
         found = run_deviations(result.runs[0], {})
         if missing := [each.topic for each in found if row_of(each, "") not in text]:
-            yield f"{DEVIATIONS_FILE} does not state {some(missing, _MAX_SHOWN)}"
+            yield f"{DEVIATIONS_FILE} does not state {first_of(missing, _MAX_SHOWN)}"
 
 
 @rule("13", "Let MLCommons' package checker write it, from the logs.")

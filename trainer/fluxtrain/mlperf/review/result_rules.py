@@ -11,11 +11,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from fluxtrain.contract.run.closed_division import REFERENCE_SCHEDULES
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.mlperf.compliance import some
 from fluxtrain.mlperf.evidence import FailedRun, Result, Run, chain_of, is_file
 from fluxtrain.mlperf.facts import DATA_KEY
 from fluxtrain.mlperf.log_lines import is_number
 from fluxtrain.mlperf.rcp import NUM_RUNS, compare_with_reference, explain, median_window
+from fluxtrain.runtime.progress import first_of
 
 T = TypeVar("T")
 _UNNAMED = re.compile(r"placeholder|change.?me|to.?do\b|\btbd\b|<.*>|\byour[_ -]", re.IGNORECASE)
@@ -154,7 +154,7 @@ def converged_runs(result: Result) -> Iterator[str]:
     lost = [run.name for run in result.runs if not run.succeeded]
     lost += [run.name for run in result.failed if _did_not_converge(run, result)]
     if len(lost) > 1:
-        yield f"{len(lost)} runs did not reach the target: {some(lost, _MAX_NAMES)}"
+        yield f"{len(lost)} runs did not reach the target: {first_of(lost, _MAX_NAMES)}"
 
 
 @rule("2.2", _SAME)
@@ -206,7 +206,7 @@ def seeds_are_random(result: Result) -> Iterator[str]:
             found[seed].append(run.name)
     for seed, names in found.items():
         if len(names) > 1:
-            yield f"the seed {seed} is that of {some(names, _MAX_NAMES)}"
+            yield f"the seed {seed} is that of {first_of(names, _MAX_NAMES)}"
 
 
 @rule("12", "Give each run once.")
@@ -223,7 +223,7 @@ def runs_are_different_runs(result: Result) -> Iterator[str]:
                 same[value].append(run.name)
         for names in same.values():
             if len(names) > 1:
-                yield f"{some(names, _MAX_NAMES)} {what}"
+                yield f"{first_of(names, _MAX_NAMES)} {what}"
 
 
 @rule(
@@ -267,7 +267,9 @@ def _differences(what: str, values: Mapping[str, object]) -> Iterator[str]:
         found[json.dumps(value, sort_keys=True)].append(name)
     if len(found) > 1:
         common, *others = sorted(found, key=lambda text: -len(found[text]))
-        told = "; ".join(f"{_short(text)} in {some(found[text], _MAX_NAMES)}" for text in others)
+        told = "; ".join(
+            f"{_short(text)} in {first_of(found[text], _MAX_NAMES)}" for text in others
+        )
         yield f"{what} is {_short(common)} in most runs, but {told}"
 
 

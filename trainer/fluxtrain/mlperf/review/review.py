@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fluxtrain.errors import ConfigError
-from fluxtrain.mlperf.compliance import ToolResult, check, sanitize, some
+from fluxtrain.mlperf.compliance import ToolResult, check, sanitize
 from fluxtrain.mlperf.evidence import Result, Run
 from fluxtrain.mlperf.rcp import NUM_RUNS
 from fluxtrain.mlperf.review import package_rules, plausibility, result_rules, run_rules
 from fluxtrain.mlperf.review.result_rules import EVIDENCE, Finding, Kind, Rule
+from fluxtrain.runtime.progress import first_of
 
 RESULT_RULES: tuple[Rule[Result], ...] = (
     *result_rules.RULES,
@@ -144,7 +145,7 @@ def _with_places(findings: Iterable[Finding]) -> dict[Finding, list[str]]:
 
 
 def _places(names: Sequence[str]) -> str:
-    return f"{some(names, _MAX_PLACES)}: " if any(names) else ""
+    return f"{first_of(names, _MAX_PLACES)}: " if any(names) else ""
 
 
 def grouped(texts: Mapping[str, str]) -> str:
