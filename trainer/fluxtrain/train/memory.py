@@ -29,7 +29,15 @@ from fluxtrain.model.cost import (
     offloaded_blocks,
     with_adapters,
 )
-from fluxtrain.model.layers import block_number, dora_rows, entries, has_small_base, linear_layers
+from fluxtrain.model.layers import (
+    block_number,
+    dora_rows,
+    entries,
+    has_small_base,
+    linear_layers,
+    padded,
+    values_of_shard,
+)
 from fluxtrain.model.parameters import (
     count_parameters,
     count_trained,
@@ -207,8 +215,8 @@ class Passes:
         layers = linear_layers(config.model) if has_small_base(config) else {}
         sizes = [(sum(rows for _, rows in parts), width) for width, parts in layers.values()]
         self._in_8_bits = sum(
-            -(-rows // self._shards) * self._shards * width
-            for name, (rows, width) in zip(layers, sizes, strict=True)
+            padded(size, self._shards)
+            for name, size in zip(layers, sizes, strict=True)
             if block_number(name, config.model) not in self._offloaded
         )
         converted = max((rows * width for rows, width in sizes), default=0)
@@ -483,7 +491,8 @@ def sum_error(config: RunConfig, sharding: Sharding, accumulation: int) -> float
 def _largest_group(model: ModelConfig, num_shards: int) -> int:
     """Return the values of the largest group of parameters that are changed together."""
     largest = count = 0
-    for _, values in _parts(model, num_shards):
+    for entry in entries(model):
+        values = values_of_shard(entry.shape, num_shards)
         count = count + values if count + values <= MOST_VALUES else values
         largest = max(largest, count)
     return largest
@@ -493,16 +502,9 @@ def _largest_group(model: ModelConfig, num_shards: int) -> int:
 def _largest_step(model: ModelConfig, num_shards: int, step: int, moments: int) -> int:
     """Return the most bytes of one parameter: ``step`` of each value, and its ``moments`` in float32."""
     return max(
-        (step + moments * is_quantized(shape)) * values
-        for shape, values in _parts(model, num_shards)
+        (step + moments * is_quantized(each.shape)) * values_of_shard(each.shape, num_shards)
+        for each in entries(model)
     )
-
-
-def _parts(model: ModelConfig, num_shards: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the shape of each parameter, and the values in the largest of its ``num_shards`` parts."""
-    for entry in entries(model):
-        rows, *columns = entry.shape
-        yield entry.shape, -(-rows // num_shards) * prod(columns)
 
 
 ROOM = 0.8
