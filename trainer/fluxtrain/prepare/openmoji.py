@@ -82,7 +82,8 @@ def prepare_openmoji(data_root: Path, models_root: Path, force: bool = False) ->
     draw_chosen = partial(_draw_duotone, chosen=chosen, size=size)
     name = f"draw {len(chosen)} of them in two inks"
     build_cached(name, duotone, image_settings, len(chosen), draw_chosen, force)
-    fit, steps = partial(_fit, images, duotone), FitSettings().steps + FitSettings().decoder_steps
+    fit, defaults = partial(_fit, images, duotone), FitSettings()
+    steps = defaults.steps + defaults.decoder_steps
     build_cached("fit the autoencoder", autoencoder, autoencoder_settings, steps, fit, force)
     text = _text_encoder(config)
     for name, side in sides.items():
