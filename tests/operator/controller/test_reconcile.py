@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,6 +29,7 @@ from fluxtrain_operator.base.job import Job, Manifest
 from fluxtrain_operator.base.names import stamp
 from fluxtrain_operator.base.reports import MembersReport, Progress
 from fluxtrain_operator.base.settings import parse_network_rules, parse_pod_defaults
+from fluxtrain_operator.controller import executor
 from fluxtrain_operator.controller import reconcile as reconcile_module
 from fluxtrain_operator.controller.api_client import SUPPORT_KINDS
 from fluxtrain_operator.controller.cache import Cache
@@ -354,22 +354,21 @@ async def test_a_deleted_pod_that_is_already_gone_is_removed_from_the_cache() ->
 
 
 @synchronous
-async def test_pods_that_start_one_by_one_share_a_status_and_no_reconcile_waits_for_trainers() -> (
-    None
-):
+async def test_pods_that_start_one_by_one_share_a_status_and_no_reconcile_waits_for_trainers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(executor, "STATUS_SECONDS", 60.0)  # longer than the test on a busy machine
     cluster = RecordingStore()
     reconciler, requeue_after = make_reconciler(cluster, make_job()), []
-    begin = time.monotonic()
     async with asyncio.timeout(20):
         for num_running in range(5):
             run_pods(reconciler.cache, num_running)
             requeue_after.append(await reconciler.reconcile(KEY))
     assert len(reconciler.poller) == 1, "the trainers are polled nevertheless"
     await reconciler.poller.close()
-    late = int((time.monotonic() - begin) / 2)  # writes wait for two seconds
     written = len(cluster.requests("status"))
-    assert 2 <= written <= 3 + late, "at the start, with the first pod, and if a poll has ended"
-    assert all(s is not None and 0 < s <= 3 for s in requeue_after[2:]), requeue_after
+    assert 2 <= written <= 3, "at the start, with the first pod, and if a poll has ended"
+    assert all(s is not None and 0 < s <= 60 for s in requeue_after[2:]), requeue_after
 
 
 def make_status(**changes: Any) -> Status:
