@@ -147,3 +147,25 @@ def test_an_agent_imports_no_package_that_only_ranks_need() -> None:
     code = f"import sys, fluxtrain.launch.torchrun; print({packages!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modules_are_imported_without_the_garbage_collector_and_skipped_later(fails: bool) -> None:
+    program = f"""
+import gc
+from fluxtrain.runtime.program import importing
+passes = list[str]()
+gc.callbacks.append(lambda phase, info: passes.append(phase))
+try:
+    with importing():
+        kept = [[] for _ in range(100_000)]
+        if {fails}:
+            raise ModuleNotFoundError
+except ModuleNotFoundError:
+    pass
+assert not passes
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+more = [[] for _ in range(100_000)]
+assert passes
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

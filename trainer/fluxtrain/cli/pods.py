@@ -27,6 +27,7 @@ from fluxtrain.contract.process import (
 )
 from fluxtrain.contract.run.config import RunConfig
 from fluxtrain.errors import EXIT_ERROR, EXIT_OK
+from fluxtrain.runtime.program import importing
 
 _DAY = 86_400.0
 
@@ -74,7 +75,8 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
 
 def run_agent(arguments: argparse.Namespace) -> int:
     """Train on this node; torchrun's ``PET_*`` variables name the rendezvous."""
-    from fluxtrain.launch.agent import main
+    with importing():
+        from fluxtrain.launch.agent import main
 
     return main(arguments.termination_log)
 

@@ -54,6 +54,7 @@ from fluxtrain.imports.variables import refuse_different
 from fluxtrain.launch.nodes import Nodes, find_endpoint, serves
 from fluxtrain.rendezvous.messages import MAX_NODES
 from fluxtrain.report.records import read_records
+from fluxtrain.runtime.program import importing
 
 if TYPE_CHECKING:
     from fluxtrain.plan.estimate import Plan
@@ -125,7 +126,8 @@ def _require_gpus(job: FluxTraining, cpu: bool) -> None:
     """Raise ConfigError if torch sees none of this machine's GPUs, and the job asks for some."""
     if cpu:
         os.environ.update(_NO_GPUS)
-    from fluxtrain.runtime.devices import missing_gpus, num_visible
+    with importing():
+        from fluxtrain.runtime.devices import missing_gpus, num_visible
 
     requested = job.spec.gpus_per_node
     if not requested or cpu or num_visible():
@@ -152,7 +154,8 @@ def _paths(arguments: argparse.Namespace, job: str) -> RunPaths:
 
 def _finished_message(config: RunConfig, paths: RunPaths) -> str | None:
     """Return the message for a run that is already complete, None for one that is not."""
-    from fluxtrain.launch import torchrun
+    with importing():
+        from fluxtrain.launch import torchrun
     from fluxtrain.prepare.preprocess_output import open_outputs
 
     if config.task == "preprocess":

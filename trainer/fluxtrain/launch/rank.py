@@ -34,7 +34,7 @@ from fluxtrain.report.endpoint import serve
 from fluxtrain.report.progress import publish
 from fluxtrain.report.sinks import require_packages
 from fluxtrain.runtime.devices import bind_near_gpu
-from fluxtrain.runtime.program import missing_package, write_any_text
+from fluxtrain.runtime.program import importing, missing_package, write_any_text
 from fluxtrain.runtime.progress import Progress
 
 _STORAGE_ERRNO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -107,18 +107,16 @@ def _run_task(config: RunConfig, paths: RunPaths) -> None:
     publish(progress)
     with ExitStack() as stack:
         with _serving(progress, config, paths):  # until the task serves its metrics too
-            from fluxtrain.parallel.distributed import (
-                connects_at_start,
-                end_with_parent,
-                process_group,
-            )
+            with importing():
+                from fluxtrain.parallel import distributed
 
-            end_with_parent()
-            from fluxtrain.state.random_seed import with_seed
+                distributed.end_with_parent()
+                from fluxtrain.state.random_seed import with_seed
 
-            task = TASKS[config.task]
-            run = resolve_name(task.run)
-            group = process_group(progress, task.uses_gpus, connects_at_start(config))
+                task = TASKS[config.task]
+                run = resolve_name(task.run)
+            connects = distributed.connects_at_start(config)
+            group = distributed.process_group(progress, task.uses_gpus, connects)
             world = stack.enter_context(group)
             if config.task == "train":
                 from fluxtrain.parallel.compile import resolve_kernels

@@ -6,6 +6,7 @@ Imports next to nothing, so that Ctrl-C has its handler before anything that tak
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import signal
@@ -128,6 +129,17 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import modules without the garbage collector, a seventh of the time: they stay, now and later."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def write_any_text() -> None:
