@@ -133,7 +133,7 @@ def without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import modules without the garbage collector, a seventh of the time: they stay, now and later."""
+    """Import modules without garbage collection, a seventh of the time; later passes skip them."""
     gc.disable()
     try:
         yield
