@@ -29,7 +29,7 @@ from fluxtrain.contract.run.data import is_url
 from fluxtrain.contract.run.overrides import parse_overrides
 from fluxtrain.contract.run.resolve import merge
 from fluxtrain.errors import EXIT_OK, UNSET, ConfigError, DataError
-from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.files import atomic_write, storage_errors
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,6 @@ def _from_env(arguments: argparse.Namespace) -> int:
     """Import the environment, fetch what it needs, and run that; print what became of each variable."""
     from fluxtrain.imports.files import file_text, report
     from fluxtrain.imports.variables import FOLDERS, MODELS, import_variables, require_any
-    from fluxtrain.prepare.work import storage_errors
 
     require_any(os.environ)
     given = {name: value for name, value in os.environ.items() if value}

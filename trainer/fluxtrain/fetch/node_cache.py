@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fluxtrain.errors import DataError, StorageError
-from fluxtrain.runtime.files import atomic_write, exclusive_lock, write_to_disk
+from fluxtrain.runtime.files import atomic_write, exclusive_lock, storage_errors, write_to_disk
 
 _POLL_SECONDS = 0.2
 _LOCK_SECONDS = 60.0
@@ -57,7 +57,7 @@ class NodeCache:
         that others use is waited for too, and ``no_room`` is called with what lacks.
         Raises DataError if there is no room, StorageError if the disk is full.
         """
-        with _storage(self.folder):
+        with storage_errors(self.folder):
             for name in ("locks", "entries"):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             lock = os.open(self.folder / "locks" / key, os.O_RDWR | os.O_CREAT, 0o666)
@@ -85,7 +85,7 @@ class NodeCache:
                     os.utime(done)
                     return data
             elif _locked(lock, fcntl.LOCK_EX) and not done.exists():
-                with _storage(self.folder):
+                with storage_errors(self.folder):
                     lacking = self._make_room(key, size)
                     if not lacking:
                         data.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ class NodeCache:
 
     def remove(self, key: str) -> None:
         """Remove the entry ``key``, unless a process fills or reads it."""
-        with _storage(self.folder):
+        with storage_errors(self.folder):
             self._remove(self.folder / "entries" / key)
 
     def _make_room(self, key: str, size: int) -> str:
@@ -186,11 +186,3 @@ def _used(entry: Path) -> float:
 def gib(size: int) -> str:
     """Return ``size`` in bytes as GiB."""
     return f"{size / GIB:.2f} GiB"
-
-
-@contextmanager
-def _storage(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(f"{folder}: {error.strerror or error}") from None

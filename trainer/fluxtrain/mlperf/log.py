@@ -44,7 +44,7 @@ from fluxtrain.mlperf.facts import (
 )
 from fluxtrain.mlperf.log_lines import TARGET_KEY, LogLine, read_lines
 from fluxtrain.mlperf.rcp import reference_band
-from fluxtrain.runtime.files import atomic_write_by_several, sync
+from fluxtrain.runtime.files import atomic_write_by_several, sync, writing
 from fluxtrain.runtime.program import MLPERF_PACKAGE, needs
 from fluxtrain.state.run_state import Fence, RunState
 
@@ -275,14 +275,12 @@ class MLPerfLog:
         """Append ``line`` to the chain, then to the file; ``durable`` also waits until it is on the disk."""
         if self.chain is not None:
             self.chain.line(line, durable)
-        if self._file is None:
+        if self._path is None or self._file is None:
             return
-        try:
+        with writing(self._path):
             write_whole(self._file, f"{line}\n".encode("latin-1"))
             if durable:
                 os.fsync(self._file)
-        except OSError as error:
-            raise StorageError(f"{self._path}: cannot be written ({error.strerror})") from None
 
     def _print(self, line: str) -> None:
         """Write ``line`` to stdout; a closed stdout does not stop the training."""
@@ -338,10 +336,8 @@ def _other_ranks(before: Mapping[str, Any] | None, facts: RunFacts) -> Violation
 def _open(path: Path | None) -> int | None:
     if path is None:
         return None
-    try:
+    with writing(path):
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def open_log(

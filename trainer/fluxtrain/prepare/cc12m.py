@@ -52,10 +52,9 @@ from fluxtrain.prepare.work import (
     map_in_order,
     open_staging_dir,
     read_json,
-    storage_errors,
     write_json,
 )
-from fluxtrain.runtime.files import atomic_write, read_bytes, sync
+from fluxtrain.runtime.files import atomic_write, read_bytes, storage_errors, sync
 from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
 
 NOT_UTF8, UNWRITABLE = "caption not UTF-8", "key or caption that a tar cannot hold"

@@ -46,10 +46,9 @@ from fluxtrain.prepare.work import (
     finished_report,
     map_in_order,
     open_staging_dir,
-    storage_errors,
 )
 from fluxtrain.runtime.draws import NUM_TIMESTEPS
-from fluxtrain.runtime.files import atomic_write
+from fluxtrain.runtime.files import atomic_write, storage_errors
 from fluxtrain.runtime.progress_bar import Advance, OnProgress, ProgressBar
 
 IMAGES, ANNOTATIONS = "val2014.zip", "annotations_trainval2014.zip"

@@ -41,8 +41,7 @@ from fluxtrain.fetch.http import (
 from fluxtrain.fetch.source import PARTIAL
 from fluxtrain.fetch.source import fetch as fetch_file
 from fluxtrain.fetch.stores import UNKNOWN, RefusedError, RemoteFile, name_fault
-from fluxtrain.prepare.work import storage_errors
-from fluxtrain.runtime.files import exclusive_lock
+from fluxtrain.runtime.files import exclusive_lock, storage_errors
 from fluxtrain.runtime.progress_bar import Advance, ProgressBar
 
 _MAX_FAILURES_SHOWN = 10

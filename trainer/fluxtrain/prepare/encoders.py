@@ -37,8 +37,7 @@ from fluxtrain.fetch.http import DownloadError, ExhaustedError, HttpClient, Retr
 from fluxtrain.fetch.source import Source, fetch_source, open_store
 from fluxtrain.fetch.stores import HttpStore, NothingThereError, RefusedError, RemoteFile
 from fluxtrain.prepare.download import download, hub_errors
-from fluxtrain.prepare.work import storage_errors
-from fluxtrain.runtime.files import atomic_write, exclusive_lock
+from fluxtrain.runtime.files import atomic_write, exclusive_lock, storage_errors
 from fluxtrain.runtime.progress_bar import ProgressBar
 from fluxtrain.runtime.safetensors import ALL_DTYPES, read_header
 

@@ -30,8 +30,8 @@ import PIL
 from PIL import Image
 
 from fluxtrain.data.formats.tar_index import UNFINISHED_SIDECARS
-from fluxtrain.errors import DataError, FluxtrainError, StorageError
-from fluxtrain.runtime.files import atomic_write, exclusive_lock, write_to_disk
+from fluxtrain.errors import DataError, FluxtrainError
+from fluxtrain.runtime.files import atomic_write, exclusive_lock, storage_errors, write_to_disk
 
 SIZE = 256
 """Height and width in pixels."""
@@ -254,16 +254,6 @@ def finished_report(output: Path, settings: Settings) -> dict[str, Any] | None:
         return None
     _remove_work(output)  # a run killed after the rename did not get to it
     return report
-
-
-@contextmanager
-def storage_errors(folder: Path) -> Iterator[None]:
-    """Raise StorageError for any OSError; code that reads the input raises its own errors."""
-    try:
-        yield
-    except OSError as error:
-        written = error.filename2 or error.filename or folder  # of a copy the target is the second
-        raise StorageError(f"{written}: {error.strerror or error}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -71,6 +71,16 @@ def writing(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: cannot be written ({error.strerror})") from None
 
 
+@contextmanager
+def storage_errors(folder: Path) -> Iterator[None]:
+    """Raise StorageError for any OSError; code that reads the input raises its own errors."""
+    try:
+        yield
+    except OSError as error:
+        written = error.filename2 or error.filename or folder  # of a copy the target is the second
+        raise StorageError(f"{written}: {error.strerror or error}") from None
+
+
 def write_to_disk(path: Path, text: str) -> None:
     """Write ``text`` to ``path``; return when it is on the disk."""
     path.write_text(text, encoding="utf-8")
