@@ -110,6 +110,18 @@ def test_variables_of_the_script_have_their_values(tmp_path: Path) -> None:
     assert found.adapter.rank == 8
 
 
+@pytest.mark.parametrize("value", [f"examples/{LORA}", f'"${{T:-a/{LORA}}}"', f"'{LORA}'  # ours"])
+def test_a_script_in_a_variable_is_no_command_without_options(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.sh"
+    path.write_text(f'T={value}\naccelerate launch "$T" --rank 8')
+    with pytest.raises(ConfigError, match="has the script's name in a variable: write it in the"):
+        import_file(path, {})
+    path.write_text(f"T={value}\naccelerate launch {LORA} --rank 8")
+    found = import_file(path, {}).config
+    assert found.adapter is not None
+    assert found.adapter.rank == 8
+
+
 @pytest.mark.parametrize(
     ("before", "value", "expected"),
     [

@@ -116,15 +116,22 @@ _MLPERF_FILES = {
 }
 """Files of MLPerf's reference, whose values the presets have, and their data sets."""
 
+_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"';])+"
+
 
 def _command(lines: Sequence[str], path: Path, pattern: str) -> tuple[dict[str, str], str]:
     """Return the variables that ``lines`` set up to that with the ``pattern``, and it with their values."""
-    commands = [it for it in lines if re.search(pattern, it)]
+    named = [it for it in lines if re.search(pattern, it)]
+    commands = [
+        it for it in named if not re.fullmatch(rf"\s*(export\s+)?\w+={_VALUE}\s*(#.*)?", it)
+    ]
+    if named and not commands:
+        raise refused(path, "has the script's name in a variable: write it in the command")
     if len(commands) != 1:
         raise refused(path, f"has {len(commands)} commands that train; leave one")
     known = dict[str, str]()
     text = "\n".join(lines[: lines.index(commands[0]) + 1])
-    for name, value in re.findall(r"(?:^|\s)([A-Z]\w*)=((?:\"[^\"]*\"|'[^']*'|[^\s\"';])+)", text):
+    for name, value in re.findall(rf"(?:^|\s)([A-Z]\w*)=({_VALUE})", text):
         known[name] = resolved(value.strip("\"'"), known, path)
     return known, resolved(commands[0], known, path).replace('"$@"', "").replace("$@", "")
 
