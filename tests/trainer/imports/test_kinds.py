@@ -444,6 +444,13 @@ def test_the_gui_s_epochs_and_lokr_are_those_of_sd_scripts(tmp_path: Path) -> No
     assert (config.adapter.kind, config.adapter.lokr.factor) == ("lokr", 8)
 
 
+def test_options_in_a_list_of_the_shell_are_variables(tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text('ARGS=(\n  --ae a\n)\naccelerate launch "flux_train.py" "${ARGS[@]}"\n')
+    with pytest.raises(ConfigError, match=re.escape("got '${ARGS[@]}'; must not have variables")):
+        read_options(file)
+
+
 def test_lines_of_options_belong_to_the_command(tmp_path: Path) -> None:
     file = tmp_path / "train.sh"
     file.write_text(

@@ -45,7 +45,7 @@ def joined(text: str) -> Iterator[str]:
 
 def arguments(text: str, path: Path, step: str = TO_TOML) -> dict[str, object]:
     """Return the options in ``text``, the rest of a command; those without a value are flags."""
-    text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"' "))  # the file descriptor of 2>&1
+    text = re.sub(r"(?<=\s)\d+(?=[<>])", "", text.lstrip("\"'"))  # the file descriptor of 2>&1
     text = re.sub(r"(?<=\s)[\\^`](?=--\w)", "", text)  # fluxgym escapes an option's dash
     found: dict[str, list[str]] = {}
     name = ""
