@@ -418,7 +418,20 @@ def test_the_gui_s_settings_become_those_of_sd_scripts(tmp_path: Path) -> None:
     assert not found.lines[Disposition.MISSING]
 
 
+def test_what_the_gui_adds_to_the_command_wins_as_in_sd_scripts(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    more = '--fp8_base --train_batch_size 4 --seed=7 --network_args "train_blocks=single"'
+    file.write_text(json.dumps(GUI | {"additional_parameters": more}))
+    found = import_file(file, {})
+    config = found.config
+    assert config.adapter is not None
+    assert (config.adapter.base_dtype, config.adapter.double_blocks) == ("fp8", "none")
+    assert (config.schedule.global_batch_size, config.seed) == (4, 7)
+    assert not found.lines[Disposition.UNKNOWN]
+
+
 WRONG: list[tuple[str, object]] = [
+    ("additional_parameters", "--seed '7"), ("additional_parameters", "--seed $SEED"),
     ("unet_lr", "x"), ("lr_warmup", [1]), ("max_train_steps", {"a": 1}), ("max_train_steps", 1e308),
     ("text_encoder_lr", True), ("optimizer_args", "decouple"), ("LoRA_type", ["a"]),
 ]  # fmt: skip

@@ -244,14 +244,14 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
     own = {n.removeprefix("network_args.") for n in KOHYA.options if n.startswith("network_args.")}
     is_lycoris = kind.startswith("LyCORIS/")
     names = _OF_LYCORIS | _OF_LORA if is_lycoris else own - _OF_LYCORIS
-    arguments = {name: value for name, value in given.items() if name in names}
+    of_network = {name: value for name, value in given.items() if name in names}
     if is_lycoris:
         algorithm = kind.partition("/")[2].lower()
-        arguments["algo"] = "full" if algorithm.startswith("native") else algorithm
-        arguments["preset"] = given.get("LyCORIS_preset", "full")
+        of_network["algo"] = "full" if algorithm.startswith("native") else algorithm
+        of_network["preset"] = given.get("LyCORIS_preset", "full")
     if given.get("split_mode"):
-        arguments["train_blocks"] = "single"
-    listed = [f"{name}={value}" for name, value in arguments.items()]
+        of_network["train_blocks"] = "single"
+    listed = [f"{name}={value}" for name, value in of_network.items()]
     options: dict[str, object] = {
         _GUI_NAMES.get(name, name): value
         for name, value in given.items()
@@ -273,6 +273,7 @@ def _of_gui(document: Mapping[str, Any], path: Path) -> dict[str, object]:
     warmup = given.get("lr_warmup_steps") or (round(percent * steps / 100) or percent / 100)
     options |= {"lr_warmup_steps": warmup} if warmup else {}
     options |= {"max_data_loader_n_workers": document.get("max_data_loader_n_workers", 0)}
+    options |= arguments(str(options.pop("additional_parameters", "")), path)
     if not steps and "max_train_epochs" not in given and "dataset_config" not in given:
         options["max_train_epochs"] = given.get("epoch", 1)
     return options
