@@ -47,6 +47,15 @@ def test_a_lora_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert config.initial_weights == "black-forest-labs/FLUX.1-dev"
 
 
+def test_files_of_all_weights_are_checkpoints(tmp_path: Path) -> None:
+    lora = ai_toolkit_files.DEV
+    start = lora.index("      network:")
+    network = lora[start : lora.index("\n      save:", start) + 1]
+    config = imported(tmp_path, lora.replace(network, "")).config
+    assert config.adapter is None
+    assert config.checkpoint.every_steps == 200
+
+
 def test_a_lora_of_schnell_has_the_values_of_its_file(tmp_path: Path) -> None:
     found = imported(tmp_path, ai_toolkit_files.SCHNELL)
     config = found.config

@@ -19,6 +19,7 @@ from fluxtrain.imports.table import (
     fields,
     ignored,
     missing,
+    saved,
     set_outside,
     to,
 )
@@ -241,7 +242,7 @@ _NETWORK: Mapping[str, Option] = {
 }
 _SAVE: Mapping[str, Option] = {
     "save.dtype": fields(["adapter_file.dtype"], common.file_dtype, "float16"),
-    "save.save_every": field_option("adapter_file.every_steps", Reading.whole, 1000),
+    "save.save_every": saved("network.", to("", Reading.whole), 1000),
     "save.max_step_saves_to_keep": missing("files of adapters are all kept"),
     "save.save_format": automatic("safetensors; fluxtrain adapter convert has the other layouts"),
     "save.push_to_hub": missing("nothing is uploaded"),

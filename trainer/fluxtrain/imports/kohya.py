@@ -25,6 +25,7 @@ from fluxtrain.imports.table import (
     fields,
     ignored,
     missing,
+    saved,
     set_outside,
     to,
 )
@@ -374,9 +375,9 @@ _FILES: Mapping[str, Option] = {
     "output_name": fields(["adapter_file.name"], common.file_name),
     "save_precision": fields(["adapter_file.dtype"], common.file_dtype, "float"),
     "save_model_as": missing("files are safetensors", "safetensors"),
-    "save_every_n_steps": field_option("adapter_file.every_steps", Reading.whole, 0),
-    "save_every_n_epochs": fields(
-        ["adapter_file.every_steps"],
+    "save_every_n_steps": saved("network_module", to("", Reading.whole), 0),
+    "save_every_n_epochs": saved(
+        "network_module",
         values.every_epochs("adapter_file.every_steps"),
         note="with --epoch-samples",
     ),

@@ -231,6 +231,20 @@ def fields(
     return Option(Disposition.WRITTEN, tuple(paths), note, convert, default)
 
 
+def saved(network: str, every: Convert, default: object = None, note: str = "") -> Option:
+    """Return the row of the steps between files: of adapters; checkpoints, without options of ``network``."""
+    paths = ("adapter_file.every_steps", "checkpoint.every_steps")
+
+    def convert(reading: Reading, name: str) -> Values:
+        (steps,) = every(reading, name).values()
+        is_adapter = reading.has(network) or any(it.startswith(network) for it in reading.given)
+        if is_adapter or not steps:
+            return {paths[0]: steps}
+        return reading.noted(name, "checkpoint.keep are kept", {paths[1]: steps})
+
+    return fields(paths, convert, default, note)
+
+
 def set_outside(note: str, is_secret: bool = False) -> Option:
     """Return the row of an option that is stated outside the file."""
     return Option(Disposition.OUTSIDE, note=note, is_secret=is_secret)

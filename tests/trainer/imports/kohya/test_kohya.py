@@ -63,7 +63,13 @@ def test_a_fine_tuning_has_the_values_of_its_file(tmp_path: Path) -> None:
     assert (config.schedule.decay, config.schedule.global_batch_size) == ("constant", 2)
     assert (config.optim.learning_rate, config.optim.beta2) == (5e-6, 0.999)
     assert config.flow.timestep_sampling == "flux_shift"
+    assert config.checkpoint.every_steps == 500
     assert config.parallel.activation_checkpointing == 0.0
+
+
+def test_files_of_all_weights_are_checkpoints_every_so_many_epochs_too(tmp_path: Path) -> None:
+    each = kohya_files.FINE_TUNING.replace("save_every_n_steps = 500", "save_every_n_epochs = 2")
+    assert imported(tmp_path, each, samples=400).config.checkpoint.every_steps == 400
 
 
 def test_what_is_not_given_has_the_values_of_sd_scripts(tmp_path: Path) -> None:
