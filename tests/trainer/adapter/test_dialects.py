@@ -166,6 +166,12 @@ ROWS = {
         one(f"text_encoder.{CLIP}") | one("text_encoder_2.encoder.block.0.layer.0.SelfAttention.q"),
         "2 tensors of other text encoders", OF_CLIP),
     "CLIP and blocks": Row(one(f"te1.{CLIP}") | ONES.tensors, "1 of text_encoder", ALL),
+    "CLIP, biases": Row(
+        one(f"text_encoders.clip_l.transformer.{CLIP}")
+        | {f"text_encoders.clip_l.transformer.{CLIP}.diff_b": rand(64)},
+        "values of biases and norms (1 layers)", "kohya bfl sample resize adapter.initial"),
+    "CLIP, a bias of another width": Row(
+        one(f"te1.{CLIP}") | {f"te1.{CLIP}.diff_b": rand(65)}, "bias is [65]; at the width 64"),
     "CLIP, an unknown part": Row(
         one(f"te1.{CLIP}") | {f"te1.{CLIP}.scalar": rand(1)}, "a LoRA of text encoders alone"),
     **{

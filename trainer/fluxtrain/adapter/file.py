@@ -574,8 +574,9 @@ def _uses(file: AdapterFile) -> str:
 
 def _begins(adapter: Adapter) -> Iterator[str]:
     """Yield the field that begins a training with ``adapter``, if one can."""
-    blocks = {name: it for name, it in adapter.items() if name.startswith(BLOCKS) and it.inputs}
-    clip = {name: it for name, it in adapter.items() if is_clip(name)}
+    matrices = {name: it for name, it in adapter.items() if it.inputs}
+    blocks = {name: it for name, it in matrices.items() if name.startswith(BLOCKS)}
+    clip = {name: it for name, it in matrices.items() if is_clip(name)}
     kinds = {(type(it), is_dora({name: it})) for name, it in (blocks or clip).items()}
     if len(kinds) == 1 and kinds <= (_KINDS if blocks else {(Update, False)}):
         is_all = len(blocks | clip) == len(adapter)

@@ -237,7 +237,9 @@ def shapes_at(width: int, mlp_ratio: float) -> dict[str, tuple[int, ...]]:
     ratio = mlp_ratio + 0.5 / width  # its width is rounded down
     model = _ONE_OF_EACH.model_copy(update={"hidden_size": width, "mlp_ratio": ratio})
     shapes = {entry.name: entry.shape for entry in entries(model)}
-    return shapes | {f"{name}.weight": shape for name, shape in clip_linear_layers(width).items()}
+    clip = clip_linear_layers(width).items()
+    shapes |= {f"{name}.weight": shape for name, shape in clip}
+    return shapes | {f"{name}.bias": shape[:1] for name, shape in clip}
 
 
 @cache
