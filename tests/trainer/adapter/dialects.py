@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from tests.trainer.adapter.random_adapters import MODEL
@@ -56,6 +57,7 @@ Matrix = Callable[[str, Shape], tuple[Tensors, Tensor]]
 def pair(down: str = "lora_A.weight", up: str = "lora_B.weight", alpha: object = None) -> Matrix:
     def make(name: str, shape: Shape) -> tuple[Tensors, Tensor]:
         one, two = rand(RANK, shape[1]), rand(shape[0], RANK)
+        two *= 1 + crc32(name.encode()) % 9  # parts of a layer have equal shapes
         tensors = {f"{name}.{down}": one, f"{name}.{up}": two}
         if alpha is None:
             return tensors, two @ one
@@ -207,6 +209,20 @@ def renamed(file: File, names: dict[str, str]) -> File:
     return File(tensors, file.updated)
 
 
+def omi() -> File:
+    """OneTrainer's backups, and its files in OMI's names, number the parts of BFL's layers."""
+    split = [layer for layer in LAYERS if len(part_of(layer)) > 1]
+    rest = [layer for layer in LAYERS if layer not in split]
+    numbers = {
+        f"transformer.{part.name}.": f"transformer.{layer}.{index}."
+        for layer in split
+        for index, part in enumerate(part_of(layer))
+    }
+    parts = renamed(of_parts("transformer.", KOHYA, split), numbers)
+    others = renamed(of_whole_layers("transformer.", KOHYA, rest), {"img_in.": "img_in.proj."})
+    return File(parts.tensors | others.tensors, parts.updated | others.updated)
+
+
 MFLUX = {".net.0.proj": ".linear1", ".net.2": ".linear2", ".to_out.0": ".to_out"}
 DIFFSYNTH = {
     "img_attn.qkv": "attn.a_to_qkv",
@@ -249,6 +265,7 @@ DIALECTS = {
     "OneTrainer with embeddings": Dialect(
         with_more(of_parts("lora_transformer_", KOHYA, LAYERS, "_"), *EMBEDDINGS),
         "lora_transformer_ (OneTrainer); diffusers' layers"),
+    "OneTrainer, OMI": Dialect(omi(), "transformer. (diffusers, "),
     "diffusers": Dialect(
         of_parts("transformer.", pair(), LAYERS), "transformer. (diffusers, ", is_of_diffusers=True),
     "diffusers, named adapter": Dialect(

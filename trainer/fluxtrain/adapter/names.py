@@ -72,6 +72,7 @@ _ALIASES = {
     "double_blocks.0.qkv_lora2": ("double_blocks.0.txt_attn.qkv", None, 1),
     "double_blocks.0.proj_lora1": ("double_blocks.0.img_attn.proj", None, 1),
     "double_blocks.0.proj_lora2": ("double_blocks.0.txt_attn.proj", None, 1),
+    "img_in.proj": ("img_in", None, 1),
     "single_blocks.0.qkv": ("single_blocks.0.linear1", 0, 3),
     "single_blocks.0.linear1_qkv": ("single_blocks.0.linear1", 0, 3),
     "single_blocks.0.proj": ("single_blocks.0.linear2", None, 1),
@@ -97,7 +98,7 @@ _ALIASES = {
     "single_blocks.0.to_qkv_mlp": ("single_blocks.0.linear1", None, 1),
     "single_blocks.0.proj_out": ("single_blocks.0.linear2", None, 1),
 }
-"""Names of xlabs, fused projections, mflux, DiffSynth: the layer, its first part, the number of parts."""
+"""Names of xlabs, OMI, fused projections, mflux, DiffSynth: the layer, its first part, how many parts."""
 
 
 class LayerName(NamedTuple):
@@ -272,6 +273,8 @@ def _places() -> dict[str, LayerName]:
             for index, part in enumerate(parts):
                 own = index if count > 1 else None
                 places[spell(part)] = LayerName(layer, own, count, 1, swapped, True)
+                if count > 1:
+                    places[spell(f"{layer}.{index}")] = LayerName(layer, own, count)
             places[spell(layer)] = LayerName(layer, None, count)
     for name, (layer, first, span) in _ALIASES.items():
         for spell in spellings:
