@@ -234,6 +234,17 @@ def test_a_file_that_does_not_fit_is_refused(
         begun(tmp_path, **{"rank": 4, **fields})
 
 
+def test_a_file_of_parts_needs_split_layers_for_its_rank(tmp_path: Path) -> None:
+    """Resized, it would lose two thirds of the ranks."""
+    saved(tmp_path, "diffusers", rank=4, split_qkv=True)
+    text = (
+        "has rank 12, more than the 4 of spec.run.adapter; adapter.split_qkv: true keeps its parts"
+    )
+    with pytest.raises(DataError, match=text):
+        begun(tmp_path, rank=4)
+    assert begun(tmp_path, rank=4, split_qkv=True)[1]
+
+
 def test_the_file_of_another_model_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, "kohya", rank=4)
     config = config_of(rank=4, initial="style.safetensors")

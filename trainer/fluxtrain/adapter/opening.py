@@ -167,6 +167,10 @@ def _same_product(layer: AdaptedLayer, update: AnyUpdate, path: Path) -> dict[st
     raise DataError(f"{path}: {layer.name} is {has}; spec.run.adapter has {needs} there; {advice}")
 
 
+_SPLIT = "adapter.split_qkv: true keeps its parts apart"
+_RESIZE = "fluxtrain adapter resize writes it with another"
+
+
 def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple[Tensor, Tensor]:
     has, needs = (update.outputs, update.inputs), (layer.outputs, layer.inputs)
     if has != needs:
@@ -178,9 +182,10 @@ def _fitted(layer: AdaptedLayer, update: Update, path: Path, seed: int) -> tuple
         down, torch.split(up, list(layer.splits)), _pieces(layer, update), strict=True
     ):
         if piece.rank > layer.rank:
+            is_split = max(each.rank for each in update.pieces) <= layer.rank
             raise DataError(
                 f"{path}: {layer.name} has rank {piece.rank}, more than the {layer.rank} of "
-                "spec.run.adapter; fluxtrain adapter resize writes it with another"
+                f"spec.run.adapter; {_SPLIT if is_split else _RESIZE}"
             )
         own[: piece.rank] = piece.down
         rows[:, : piece.rank] = piece.up.float() * (piece.scale / layer.scale)
