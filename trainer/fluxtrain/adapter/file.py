@@ -423,10 +423,12 @@ def read_adapter(path: Path, skip_unknown: bool = False) -> AdapterFile:
 
 
 SKIP, _ADVICE = "--skip-unknown", "name a LoRA of FLUX.1"
+_UNKNOWN = "adapters of an unknown model or tool"
 
 
 def _no_lora(names: Collection[str], other: str = "") -> str:
     holds = f"; it holds a LoRA of {other}" if other else identify(names)
+    holds = f"; it holds {_UNKNOWN}" if holds.endswith(ADAPTER_USE) else holds
     return f"not a LoRA of FLUX's blocks; it has {first_of(sorted(names))}{holds}; {_ADVICE}"
 
 
@@ -486,7 +488,7 @@ def describe_file(path: Path) -> Iterator[tuple[str, str]]:
                 return
             kind, reason = (Kind(f"a LoRA of {other}"), "") if other else (kind, reason)
     if kind is not None and kind.use == ADAPTER_USE:
-        of = "adapters of an unknown model or tool"
+        of = _UNKNOWN
         if all(map(is_of_text_encoder, shapes)):
             of = "a LoRA of text encoders alone"
         kind = Kind("a damaged LoRA of FLUX.1" if reason and num_known else of)

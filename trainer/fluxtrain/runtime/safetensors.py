@@ -376,7 +376,7 @@ _ENCODERS, ADAPTER_USE = (
 )
 _WEIGHTS = "spec.run.initial_weights takes"
 _LORA = re.compile(
-    r"(?m)lora\d?[._]|lora_(up|down|[AB])|lokr_w|hada_w|\.diff(_b)?$|oft_|dora_scale|ia3_|vera_|fourierft_|\.[ab][12]\.weight$"
+    r"(?m)loras?\d?[._]|lora_(up|down|[AB])|lokr_w|hada_w|\.diff(_b)?$|oft_|dora_scale|ia3_|vera_|fourierft_|\.[ab][12]\.weight$"
 )
 _ADAPTERS = (
     (
@@ -393,11 +393,19 @@ _ADAPTERS = (
     (r"controlnet|control_model", "a LoRA of a ControlNet"),
     (r"distilled_guidance_layer", "a LoRA of Chroma"),
     (r"(double|single)_stream_modulation|to_qkv_mlp_proj", "a LoRA of FLUX.2"),
+    (
+        r"mode_blocks|single_blocks[._]\d+[._][qkv]_proj|single_transformer_blocks[._]\d+[._]attn[._]to_out[._]0",
+        "a LoRA of FLUX.3",
+    ),
     (r"[._]img_mlp[._]net[._]", "a LoRA of Qwen-Image"),
     (r"\.img_attn_qkv|token_refiner|img_mod_linear|img_mlp_fc1", "a LoRA of HunyuanVideo"),
-    (r"blocks[._]\d+[._](self|cross)_attn", "a LoRA of Wan"),
-    (r"transformer_blocks[._]\d+[._]attn1", "a LoRA of LTX-Video or PixArt"),
-    (r"(noise|context)_refiner|caption_embedder", "a LoRA of Lumina or Z-Image"),
+    (r"blocks[._]\d+[._](self|cross)_attn[._][a-z]+_proj", "a LoRA of Cosmos or Anima"),
+    (r"blocks[._]\d+[._](self|cross)_attn|(^|\.)blocks\.\d+\.attn[12]\.", "a LoRA of Wan"),
+    (r"transformer_blocks[._]\d+[._]attn1", "a LoRA of LTX-Video, PixArt or CogVideoX"),
+    (
+        r"(noise|context)_refiner|caption_embedder|layers[._]\d+[._](attention|feed_forward)[._]",
+        "a LoRA of Lumina, Z-Image or Ideogram",
+    ),
     (
         r"(?<!encoder[._])layers[._]\d+[._](self_attn|mlp)[._](q|k|v|o|gate|up|down)_proj",
         "a LoRA of a language model",
@@ -405,7 +413,8 @@ _ADAPTERS = (
     (r"oft_(blocks|diag|R)|[._]oft[._]", "an adapter by OFT"),
     (r"\.[ab][12]\.weight$", "an adapter by GLoRA"),
     (r"(vera|ia3|fourierft|boft)_", "an adapter of peft that is no LoRA"),
-    (r"qweight|wscales", "a LoRA of Nunchaku's quantised weights"),
+    (r"qweight|wscales|blocks\.\d+\.(qkv_proj|mlp_fc)", "a LoRA of Nunchaku's quantised weights"),
+    (r"\.(cond_)?[a-z]+_loras\.\d", "a LoRA of EasyControl"),
 )
 _MODELS = (
     (r"controlnet|input_hint_block|control_model|zero_convs", Kind("a ControlNet")),
