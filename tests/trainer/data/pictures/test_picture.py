@@ -90,6 +90,12 @@ def test_a_picture_is_turned_as_its_camera_says(
     assert (image.size, corners(image)) == (size, seen)
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_has_the_size_with_which_it_is_decoded(orientation: int) -> None:
+    content = file_of(halves(), "TIFF", tiffinfo={0x0112: orientation})
+    assert picture_size(content) == decode(content).size
+
+
 def test_transparent_parts_are_white() -> None:
     image = Image.new("RGBA", (8, 8), (*RED, 255))
     image.paste((0, 0, 0, 0), (0, 0, 4, 8))

@@ -67,8 +67,8 @@ def picture_size(content: bytes) -> tuple[int, int]:
     Raises PictureError if it is no picture, or has too many pixels.
     """
     with _opened(content) as image:
-        width, height = image.size
-        turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
+        width, height = image.size  # of a TIFF as it is seen
+        turned = image.format != "TIFF" and image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
         return (height, width) if turned else (width, height)
 
 
