@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pyarrow as pa
@@ -94,6 +95,18 @@ def test_a_picture_is_turned_as_its_camera_says(
 def test_a_tiff_has_the_size_with_which_it_is_decoded(orientation: int) -> None:
     content = file_of(halves(), "TIFF", tiffinfo={0x0112: orientation})
     assert picture_size(content) == decode(content).size
+
+
+@pytest.mark.parametrize("look", [picture_size, decode])
+def test_one_large_picture_is_decoded_at_a_time(
+    look: Callable[[bytes], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = MagicMock()
+    monkeypatch.setattr(picture, "_LARGE_PIXELS", 100)
+    monkeypatch.setattr(picture, "_LARGE_ONES", held)
+    look(file_of(halves(), "PNG"))
+    held.__enter__.assert_called_once()
+    held.__exit__.assert_called_once()
 
 
 def test_transparent_parts_are_white() -> None:

@@ -62,11 +62,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def picture_size(content: bytes) -> tuple[int, int]:
-    """Return width and height of the picture in ``content`` as it is seen, from its header alone.
+    """Return width and height of the picture in ``content`` as it is seen.
 
     Raises PictureError if it is no picture, or has too many pixels.
     """
-    with _opened(content) as image:
+    with _opened(content) as image, _alone_if_large(image):  # Pillow decodes a PNG for its EXIF
         width, height = image.size  # of a TIFF as it is seen
         turned = image.format != "TIFF" and image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
         return (height, width) if turned else (width, height)
