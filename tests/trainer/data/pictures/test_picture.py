@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -25,6 +26,7 @@ from fluxtrain.data.pictures.folder import SIMILAR, list_pictures
 from fluxtrain.data.pictures.picture import (
     PictureError,
     decode,
+    decode_alpha,
     fit,
     picture_size,
     placements,
@@ -95,6 +97,17 @@ def test_a_picture_is_turned_as_its_camera_says(
 def test_a_tiff_has_the_size_with_which_it_is_decoded(orientation: int) -> None:
     content = file_of(halves(), "TIFF", tiffinfo={0x0112: orientation})
     assert picture_size(content) == decode(content).size
+
+
+@pytest.mark.parametrize("suffix", ["JPEG", "PNG", "WEBP"])
+def test_a_picture_is_turned_though_its_other_exif_is_malformed(suffix: str) -> None:
+    tags = ((0x0112, 3, 6), (0x0128, 2, 7))  # its unit of resolution is a text
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in tags)
+    exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    content = file_of(halves(mode="RGBA" if suffix == "PNG" else "RGB"), suffix, exif=exif)
+    image = decode(content)
+    assert (image.size, corners(image)) == ((32, 64), ("red", "blue"))
+    assert decode_alpha(content).size == image.size
 
 
 @pytest.mark.parametrize("look", [picture_size, decode])

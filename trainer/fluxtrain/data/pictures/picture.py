@@ -85,8 +85,7 @@ def decode(content: bytes, at_least: tuple[int, int] | None = None) -> Image.Ima
             turned = image.getexif().get(_ORIENTATION) in _QUARTER_TURNS
             image.draft(None, at_least[::-1] if turned else at_least)
         with _alone_if_large(image):
-            image.load()
-            ImageOps.exif_transpose(image, in_place=True)
+            _turn(image)
             return _rgb_in_bands(image)
 
 
@@ -96,11 +95,19 @@ def decode_alpha(content: bytes) -> Image.Image:
     Raises PictureError, with the reason, if it is corrupt, cut off or too large.
     """
     with _opened(content) as image, _alone_if_large(image):
-        image.load()
-        turned = ImageOps.exif_transpose(image)
-        if not turned.has_transparency_data:
-            return Image.new("L", turned.size, 255)
-        return turned.convert("RGBA").getchannel("A")
+        _turn(image)
+        if not image.has_transparency_data:
+            return Image.new("L", image.size, 255)
+        return image.convert("RGBA").getchannel("A")
+
+
+def _turn(image: Image.Image) -> None:
+    """Decode ``image`` and turn it by its EXIF orientation; its other EXIF may be malformed."""
+    image.load()
+    image.getexif()  # is kept; Pillow would fail to write what is malformed
+    for name in ("exif", "Raw profile type exif"):
+        image.info.pop(name, None)
+    ImageOps.exif_transpose(image, in_place=True)
 
 
 def _decode_mask(content: bytes) -> Image.Image:
