@@ -145,6 +145,38 @@ def test_a_colour_profile_is_converted_to_srgb() -> None:
     assert (np.asarray(decode(nonsense)) == np.asarray(halves())).all()
 
 
+def profile(space: bytes, **tags: bytes) -> bytes:
+    """Return a colour profile of ``space`` with ``tags``."""
+    table, data, start = struct.pack(">I", len(tags)), b"", 128 + 4 + 12 * len(tags)
+    for name, value in tags.items():
+        table += name.encode() + struct.pack(">II", start + len(data), len(value))
+        data += value
+    kind = struct.pack(">I4sI4s4s4s", start + len(data), b"", 0x02400000, b"mntr", space, b"XYZ ")
+    return kind.ljust(36, b"\0") + b"acsp".ljust(92, b"\0") + table + data
+
+
+DARK = b"curv" + bytes(4) + struct.pack(">IHH", 1, 256, 0)  # a gamma of 1
+RGB = {
+    name: b"XYZ " + bytes(4) + struct.pack(">iii", *values)
+    for name, values in {
+        "rXYZ": (28578, 14581, 912),
+        "gXYZ": (25239, 46981, 6362),
+        "bXYZ": (9372, 3972, 46799),
+    }.items()
+} | dict.fromkeys(("rTRC", "gTRC", "bTRC"), DARK)
+PROFILES = {b"GRAY": profile(b"GRAY", kTRC=DARK), b"RGB ": profile(b"RGB ", **RGB)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "space"),
+    [("L", b"GRAY"), ("LA", b"GRAY"), ("RGB", b"RGB "), ("RGBA", b"RGB "), ("P", b"RGB ")],
+)
+def test_a_colour_profile_counts_in_any_mode(mode: str, space: bytes) -> None:
+    image = Image.new("RGB", (8, 8), (51, 51, 51)).convert(mode)
+    pixels = np.asarray(decode(file_of(image, "PNG", icc_profile=PROFILES[space])))
+    assert np.abs(pixels.astype(int) - 124).max() <= 1
+
+
 def test_of_an_animation_the_first_frame_is_used() -> None:
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
     content = file_of(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)

@@ -192,9 +192,10 @@ def _rgb(image: Image.Image, is_unit: bool) -> Image.Image:
         if is_unit:
             values = values * 65535
         return Image.fromarray(np.clip(values / 256, 0, 255).astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        return _srgb(on_white(image), _profile(image))
-    return _srgb(image, _profile(image)).convert("RGB")
+    mode = {"CMYK": "CMYK", "L": "L", "LA": "L"}.get(image.mode, "RGB")  # that of its profile
+    seen = on_white(image) if image.has_transparency_data else image
+    converted = seen if seen.mode == mode else seen.convert(mode)
+    return _srgb(converted, _profile(image)).convert("RGB")
 
 
 def _profile(image: Image.Image) -> bytes | None:
@@ -204,7 +205,7 @@ def _profile(image: Image.Image) -> bytes | None:
 
 def _srgb(image: Image.Image, profile: bytes | None) -> Image.Image:
     """Return ``image`` converted from the colours of ``profile``; unchanged if that is none of its mode."""
-    if profile is None or image.mode not in ("RGB", "CMYK", "L"):
+    if profile is None:
         return image
     with suppress(ImageCms.PyCMSError, OSError, ValueError):
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
