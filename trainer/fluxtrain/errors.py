@@ -149,6 +149,17 @@ class NodesError(FluxtrainError):
     """The rendezvous was not reached in time, or too few nodes have come; the same command resumes."""
 
 
+_CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def has_controls(name: str) -> bool:
+    """Return whether ``name`` has control characters, those of direction too, or bytes not in UTF-8.
+
+    It may have others that are not printable, such as the wide spaces of macOS and of Japanese keyboards.
+    """
+    return _CONTROLS.search(name) is not None
+
+
 def one_line(text: str) -> str:
     """Return ``text`` without line breaks, control characters and the token of MLPerf's log lines.
 

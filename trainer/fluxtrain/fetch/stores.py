@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from fluxtrain.errors import redacted
+from fluxtrain.errors import has_controls, redacted
 from fluxtrain.fetch.http import ByteStream, DownloadError, HttpClient, RetryableError
 
 MAX_NAME = 1024
@@ -69,7 +69,7 @@ class Store(Protocol):
 
 def name_fault(name: str) -> str | None:
     """Return why ``name`` must not be written below a folder, or None."""
-    if not name.isprintable() or len(name) > MAX_NAME:
+    if has_controls(name) or len(name) > MAX_NAME:
         return "its name has control characters, or is too long"
     parts = PurePosixPath(name).parts
     if name.startswith("/") or "\\" in name or ".." in parts or not parts:

@@ -20,6 +20,7 @@ from tests.trainer.bombs.pictures import png_that_claims
 from tests.trainer.picture_cache.folders import file_of
 
 from fluxtrain.contract.run.data import DataConfig
+from fluxtrain.data.formats.tar import name_fault as tar_fault
 from fluxtrain.data.pictures import picture
 from fluxtrain.data.pictures.faults import UNREAD_TABLE
 from fluxtrain.data.pictures.folder import SIMILAR, list_pictures
@@ -33,6 +34,7 @@ from fluxtrain.data.pictures.picture import (
     require_enough_pixels,
 )
 from fluxtrain.errors import DataError
+from fluxtrain.fetch.stores import name_fault as store_fault
 
 RED, BLUE = (200, 30, 40), (20, 40, 210)
 
@@ -120,6 +122,32 @@ def test_one_large_picture_is_decoded_at_a_time(
     look(file_of(halves(), "PNG"))
     held.__enter__.assert_called_once()
     held.__exit__.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    "name", ["at 3.45.12\u202fPM", "\u3000春", "\U0001f468\u200d\U0001f469", "a\xa0b"]
+)
+def test_names_may_have_any_space_and_joined_emoji(tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.png").touch()
+    (tmp_path / f"{name}.txt").write_text("beside")
+    listing = list_pictures(tmp_path)
+    assert {each.name: each.caption for each in listing.pictures} == {f"{name}.png": "beside"}
+    row = {"file_name": f"{name}.png", "text": "a row"}
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(row))
+    listing = list_pictures(tmp_path)
+    assert [each.caption for each in listing.pictures] == ["a row"]
+    assert (listing.skipped, listing.left_out) == ({}, {})
+    assert tar_fault(name) is store_fault(name) is None
+
+
+@pytest.mark.parametrize("control", ["\n", "\x1b", "\x85", "\u2028", "\u202e", "\u2066", "\udcff"])
+def test_names_may_have_no_controls(tmp_path: Path, control: str) -> None:
+    name = f"a{control}gnp.png"
+    (tmp_path / name).touch()
+    listing = list_pictures(tmp_path)
+    assert (listing.pictures, [*listing.skipped]) == ([], [ascii(name)])
+    assert tar_fault(name)
+    assert store_fault(name)
 
 
 def test_transparent_parts_are_white() -> None:

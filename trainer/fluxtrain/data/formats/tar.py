@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fluxtrain.errors import DataError
+from fluxtrain.errors import DataError, has_controls
 
 MAX_MEMBER_BYTES = 1 << 28
 MAX_MEMBERS = 10_000_000
@@ -78,7 +78,7 @@ def name_fault(name: str) -> str | None:
     """Return why ``name`` is not a valid member name, or None; names are printed, never opened."""
     if not 0 < len(name) <= MAX_NAME_LENGTH:
         return f"its name has {len(name)} characters"
-    if not name.isprintable():
+    if has_controls(name):
         return "its name has control characters or is not UTF-8"
     if name.startswith("/") or ".." in name.split("/"):
         return "its name leads out of the tar"

@@ -28,7 +28,7 @@ from fluxtrain.data.pictures.encodings import (
     text_of,
 )
 from fluxtrain.data.pictures.faults import FAULTS, LEFT_OUT, UNREAD_TABLE
-from fluxtrain.errors import DataError
+from fluxtrain.errors import DataError, has_controls
 
 SUFFIXES = (
     *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp"),
@@ -229,7 +229,7 @@ def _similar_texts(
 def _name_fault(name: str) -> str | None:
     """Return why the picture or film ``name`` is not read, if its name says so."""
     suffix = Path(name).suffix.lower()
-    if not name.isprintable() and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
+    if has_controls(name) and suffix in (*SUFFIXES, *_OTHER_SUFFIXES):
         return "its name has characters that cannot be printed"  # it could not be written down
     return suffix_fault(suffix)
 
@@ -345,7 +345,7 @@ def hidden_reason(name: str) -> str:
 
 
 def _printable(name: str) -> str:
-    return name if name.isprintable() else ascii(name)
+    return ascii(name) if has_controls(name) else name
 
 
 def _picture(
@@ -505,7 +505,7 @@ def read_metadata(path: Path, encoding: str = "utf-8") -> dict[str, str]:
         if not isinstance(name, str) or not name:
             columns = ", ".join(map(str, row))[:100]
             raise DataError(f"{path}: row {number} has no {_FILE}; it has {columns}")
-        if not name.isprintable():
+        if has_controls(name):
             text = f"{name!a:.100} has characters that cannot be printed"
             raise DataError(f"{path}: row {number}: {text}")
         key = Path(name).as_posix()
