@@ -24,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 CODE = "benchmarks/flux1/implementations/8xMI300X_fluxtrain"
 RESULTS = "results/8xMI300X/flux1"
+DESCRIPTION = "systems/8xMI300X.json"
 FASTER = (26, 27, 27, 27, 27, 28, 28, 28, 28, 29)
 """Evaluations of ten runs that need fewer samples than the reference: their score is scaled."""
 Break = Callable[[Path], object]
@@ -184,7 +185,13 @@ BROKEN: dict[str, dict[str, Break]] = {
         ),
         "a node more": text(f"{RESULTS}/result_3.txt", '"nodes": "0-1"', '"nodes": "0-1,5"'),
     },
-    "description-is-enclosed": {"no description": gone("systems/8xMI300X.json")},
+    "description-is-enclosed": {
+        "no description": gone(DESCRIPTION),
+        "a field less": values(DESCRIPTION, lambda told: told.pop("cooling")),
+        "a number": values(DESCRIPTION, lambda told: told.update(accelerators_per_node=8)),
+        "a status of the log": values(DESCRIPTION, lambda told: told.update(status="onprem")),
+        "a status of null": values(DESCRIPTION, lambda told: told.update(status=None)),
+    },
     "code-is-enclosed": {"no code": gone(CODE)},
 }
 

@@ -10,6 +10,7 @@ from random import Random
 from tests.trainer.mlperf.good_run import CONVERGED, Event, complete
 
 from fluxtrain.mlperf.log_lines import TOKEN
+from fluxtrain.mlperf.review.package import FIELDS
 
 SUBMITTERS = ("Alder", "Birch", "Cedar", "Damson", "Elder")
 NODES = 18
@@ -51,11 +52,12 @@ def write_result(
         events = log(organisation.name, system, first_seed + 37 * number, count, stats)
         text = "".join(f"{TOKEN}{json.dumps(event)}\n" for event in events)
         (folder / f"result_{number}.txt").write_text(text)
-    description = {
+    description = dict.fromkeys(FIELDS, "") | {
         "submitter": organisation.name,
         "division": "closed",
         "status": "Available on-premise",
         "number_of_nodes": str(NODES),
+        "accelerators_per_node": "4",
     }
     (organisation / "systems").mkdir(exist_ok=True)
     (organisation / f"systems/{system}.json").write_text(json.dumps(description))

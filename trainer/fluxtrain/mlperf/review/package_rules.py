@@ -33,7 +33,7 @@ from fluxtrain.mlperf.implementation import (
     run_deviations,
 )
 from fluxtrain.mlperf.rcp import compare_with_reference
-from fluxtrain.mlperf.review.package import STATUSES
+from fluxtrain.mlperf.review.package import FIELDS, STATUSES
 from fluxtrain.mlperf.review.result_rules import Rule, is_unnamed, rule, rules_in
 from fluxtrain.mlperf.review.run_rules import batch_faults
 from fluxtrain.runtime.progress import first_of
@@ -47,6 +47,11 @@ _OF_NODES = (
     *("host_processors_per_node", "framework", "operating_system"),
 )
 """Fields that the nodes report in the words in which they are described."""
+_TEXTS = (
+    *("submitter", "system_name", "host_processor_model_name", "host_processor_core_count"),
+    *("accelerator_model_name", "accelerators_per_node", "framework"),
+)
+"""Fields that MLCommons' checker joins: it crashes on a number."""
 
 
 @rule(
@@ -54,10 +59,21 @@ _OF_NODES = (
     "Describe the system in systems/SYSTEM.json; fluxtrain mlperf package writes it.",
 )
 def description_is_enclosed(result: Result) -> Iterator[str]:
-    """A package has `systems/SYSTEM.json`."""
-    if result.folder is not None and result.description is None:
-        system = result.folder.resolve().parent.name
-        yield f"the package has no systems/{system}.json"
+    """A package has `systems/SYSTEM.json`, as MLCommons' checkers can read it: all fields, in texts."""
+    if result.folder is None:
+        return
+    path, description = f"systems/{result.folder.resolve().parent.name}.json", result.description
+    if description is None:
+        yield f"the package has no {path}"
+        return
+    if missing := [name for name in FIELDS if name not in description]:
+        yield f"{path} has no {first_of(missing, _MAX_SHOWN)}"
+    for name in _TEXTS:
+        if not isinstance(value := description.get(name, ""), str):
+            yield f"{name} is {value!r} in {path}; needed: a text in quotes"
+    known = [*STATUSES.values()]
+    if (status := description.get("status", known[0])) not in known:
+        yield f"status is {status!r} in {path}; allowed: {'; '.join(known)}"
 
 
 @rule(_SUBMISSION_RULES, _DESCRIPTION)
