@@ -430,6 +430,19 @@ def test_text_after_the_json_is_explained(complete: Path) -> None:
     assert "\x1b" not in text
 
 
+def test_colours_on_each_line_are_explained_by_the_first_lines(complete: Path) -> None:
+    lines = complete.read_text().splitlines()
+    complete.write_text("".join(f"\x1b[32m{line}\x1b[0m\n" for line in lines))
+    texts = check(complete).explanations
+    assert texts[3].startswith("line 4 cannot be read")
+    assert texts[4] == f"{len(lines) - 4} more lines cannot be read"
+    (result,) = read_results([complete])
+    found = [each for each in rule_findings(result.runs[0]) if each.rule == "readable-lines"]
+    assert [each.text for each in found[4:]] == [
+        f"{len(lines) - 4} more are no event, or more than one"
+    ]
+
+
 def test_other_text_around_the_lines_is_ignored(complete: Path) -> None:
     lines = complete.read_text().splitlines()
     complete.write_text("".join(f"chatter\n[default0]: {line}\r\n" for line in lines))

@@ -265,6 +265,7 @@ def rounded(batch: object) -> int:
 _INIT_MINUTES = {"closed": 30, "open": 240}
 _MANY = 6  # with as many missing keys the beginning of the log is assumed to be lost
 _MAX_TEXT = 200
+_MAX_FAULTS = 4
 _LOSSES = ("eval_accuracy", "averaged_validation_loss")
 _UNKNOWN_KEY = KeyRule("see MLCommons' training rules")
 
@@ -280,7 +281,7 @@ def explain(messages: Iterable[str], lines: Sequence[LogLine], ruleset: str) -> 
     if not lines:
         return [NO_LOG]
     messages = list(messages)
-    findings = [_fault(line) for line in lines if line.fault]
+    findings = _faults([line for line in lines if line.fault])
     if any(message.startswith("Traceback") for message in messages):
         return findings or _crash_causes(lines) or [_crash(messages)]
     missing, others = [], []
@@ -453,6 +454,13 @@ def _absent(key: str, lines: Sequence[LogLine]) -> str:
     if key in _LOSSES and (other := next((one.key for one in lines if one.key in _LOSSES), None)):
         return f"the open division needs it beside each {other}, with samples_count in its metadata"
     return KEY_RULES.get(key, _UNKNOWN_KEY).absent
+
+
+def _faults(lines: Sequence[LogLine]) -> list[str]:
+    """Return the first faults, and how many more there are: colours of a terminal break each line."""
+    more = len(lines) - _MAX_FAULTS
+    rest = [f"{counted(more, 'more line')} cannot be read"] if more > 0 else []
+    return [_fault(line) for line in lines[:_MAX_FAULTS]] + rest
 
 
 def _fault(line: LogLine) -> str:

@@ -62,10 +62,12 @@ def stays_closed(run: Run) -> Iterator[str]:
 @rule("", _ORIGINAL)
 def readable_lines(run: Run) -> Iterator[str]:
     """Each line with the token `:::MLLOG` is one event."""
-    for line in run.lines:
-        if line.fault or line.hides:
-            why = f"no event ({line.fault})" if line.fault else "more than one event"
-            yield f"line {line.number} is {why}"
+    found = [line for line in run.lines if line.fault or line.hides]
+    for line in found[:_SHOWN]:
+        why = f"no event ({line.fault})" if line.fault else "more than one event"
+        yield f"line {line.number} is {why}"
+    if len(found) > _SHOWN:
+        yield f"{len(found) - _SHOWN:,} more are no event, or more than one"
 
 
 @rule(RUN_RESULTS, _ORIGINAL)
