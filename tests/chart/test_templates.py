@@ -377,6 +377,7 @@ BAD_VALUES = [  # one of each field at a time, as Helm reports them together
         *('podMonitor.interval="15"', "resources.claims=[]"),
         "podDefaults.supplementalGroups=[2147483648]",
         'podDefaults.rendezvous.resources.limits.cpu="one"',
+        'trainerImage.repository="reg.example.com:5000/trainer:1.0"',
     ],
     [
         'podDefaults.labels={"a":"b"}',

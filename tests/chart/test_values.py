@@ -93,6 +93,23 @@ def test_values_that_are_false_or_empty_are_no_missing_ones(template: Template) 
     assert not by_kind(template("crds.install=false"), "CustomResourceDefinition")
 
 
+def test_a_chart_that_depends_on_this_one_can_switch_it_off(helm: Program, tmp_path: Path) -> None:
+    """Helm hands the value that a dependency's condition names on to the dependency."""
+    name = CHART.name
+    shutil.copytree(CHART, tmp_path / "charts" / name)
+    dependency = {"name": name, "version": "*", "condition": f"{name}.enabled"}
+    chart = {
+        "apiVersion": "v2",
+        "name": "platform",
+        "version": "1.0.0",
+        "dependencies": [dependency],
+    }
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))
+    for enabled in (True, False):
+        (tmp_path / "values.yaml").write_text(yaml.safe_dump({name: {"enabled": enabled}}))
+        assert bool(by_kind(rendered(helm, tmp_path), "Deployment")) == enabled
+
+
 def test_keys_that_people_choose_can_be_removed(template: Template) -> None:
     deployment = one(template("resources.limits=null"), "Deployment")
     assert container_of(deployment)["resources"].keys() == {"requests"}
