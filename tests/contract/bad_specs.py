@@ -165,6 +165,8 @@ RUN = [
     Bad("spec.run.task", "validate", 'supported values: "train"'),
     _last("spec.run", {"preset": "micro", "task": "train", "added_adapters": [{"path": "style.safetensors"}]},
           "must be empty unless task is sample or evaluate"),
+    Bad("spec.run", {"preset": "micro", "task": "sample", "added_adapters": [{"strength": 0.8}]},
+        "Required value", "spec.run.added_adapters[0].path"),
     Bad("spec.run", {"preset": "micro", "task": "sample", "added_adapters": [{"path": ""}]},
         "at least 1 chars long", "spec.run.added_adapters[0].path"),
     Bad("spec.run", {"preset": "micro", "task": "sample", "added_adapters": [{"path": "a", "strength": 101}]},

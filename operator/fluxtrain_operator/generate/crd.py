@@ -128,7 +128,7 @@ def resource_schema() -> Schema:
     schema["required"] = ["spec"]
     spec = properties["spec"]
     text = spec["properties"]["run"].get("description", "")
-    run = {**structural(RunConfig, defaults=False), "required": ["preset"], "description": text}
+    run = {**structural(RunConfig, defaults=False), "description": text}
     spec["properties"]["run"] = run
     for path, validations in rules().items():
         _at(schema, path).setdefault("x-kubernetes-validations", []).extend(validations)
@@ -356,7 +356,7 @@ def _object(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> S
     }
     if schema.get("additionalProperties"):
         result |= _ANY_OBJECT
-    if defaults and schema.get("required"):
+    if schema.get("required"):
         result["required"] = schema["required"]
     return result
 
