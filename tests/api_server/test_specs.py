@@ -144,6 +144,13 @@ def test_a_job_is_scaled_within_its_limits_only(
     assert says in response.message
 
 
+def test_the_minimum_of_a_job_that_names_no_nodes_can_be_raised(server: ApiServer) -> None:
+    job = make_job("plain", {}, namespace=NAMESPACE)
+    assert server.create(JOBS, job, dry_run=False).body["spec"]["nodes"] == {"min": 1}
+    raised = server.merge(f"{JOBS}/plain", {"spec": {"nodes": {"min": 2}}})
+    assert raised.accepted, raised.message
+
+
 def test_a_job_with_a_minimum_of_nodes_only_can_be_scaled(
     server: ApiServer, kubectl: Kubectl
 ) -> None:

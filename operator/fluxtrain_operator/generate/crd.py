@@ -35,7 +35,6 @@ from fluxtrain.contract.resource.fluxtraining import (
 from fluxtrain.contract.resource.status import NOT_OBSERVED
 from fluxtrain.contract.run import closed_division
 from fluxtrain.contract.run.config import RunConfig
-from fluxtrain.contract.run.resolve import without_nulls
 from fluxtrain_operator.base.limits import LISTED, NO_TEMPLATE, RESTRICTED, Limit, limits_of
 from fluxtrain_operator.base.settings import DEFAULT_POLICY, JobPolicy
 
@@ -303,7 +302,8 @@ def _convert(schema: Schema, definitions: dict[str, Schema], defaults: bool) -> 
     if schema.get("type") == "object":
         result |= _object(schema, definitions, defaults)
     if defaults and schema.get("default") is not None:
-        result["default"] = without_nulls(schema["default"])  # the API server would store them
+        # the API server fills in those of a section's fields; it would also store nulls, and nodes.max
+        result["default"] = {} if schema.get("type") == "object" else schema["default"]
     elif not defaults and "default" in schema and schema.get("type") != "object":
         result["description"] = (
             f"{result.get('description', '')} Default: {_as_text(schema['default'])}.".strip()
