@@ -103,11 +103,19 @@ ROWS = (
     Row(_OWN_FIELDS, ALL, {"gpusPerNode": 8, "network": {"rdmaResource": "rdma/hca"}}),
     Row(_OWN_FIELDS, ALL, {"storage": {"data": {"persistentVolumeClaim": {"claimName": "data"}}}}),
     Row(_OWN_FIELDS, ALL, {"podTemplate": {}}),
+    Row(_OWN_FIELDS, ALL, {  # as templates write what nobody has set
+        "image": None, "scheduling": {"priorityClassName": None},
+        "storage": {"data": {"hostPath": None, "emptyDir": {}}, "models": None}}),
     Row(_SECRETS, TWO, {"credentials": ["wandb"]}, "spec.credentials[0]"),
     Row(_SECRETS, TWO, _trainer(envFrom=[{"secretRef": {"name": "a"}}])),
     Row(_SECRETS, TWO, _trainer(env=[
         {"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}])),
     Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"labels": {"team": "a"}}}}, "spec.podTemplate"),
+    Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"annotations": None}, "spec": None}}),
+    Row(_PLAIN, TWO, _pod(**dict.fromkeys(("affinity", "nodeSelector", "tolerations", "volumes")),
+        serviceAccountName=None, automountServiceAccountToken=None)),
+    Row(_PLAIN, TWO, _trainer(
+        env=[{"name": "A", "value": "1", "valueFrom": None}], envFrom=None, ports=None, livenessProbe=None)),
     Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}),
     Row(_PLAIN, TWO, _trainer(env=[{"name": "A", "value": "b"}], ports=[{"containerPort": 80}])),
     Row(_PLAIN, TWO, _trainer(resources={"requests": {"cpu": "1"}})),

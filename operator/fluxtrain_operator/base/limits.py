@@ -104,7 +104,12 @@ def _parts(path: str) -> list[str]:
 
 
 def _values(value: Any, parts: list[str], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield all values at ``parts`` below ``value`` with their paths; what has another type as it is."""
+    """Yield all values at ``parts`` below ``value`` with their paths; what has another type as it is.
+
+    Null is no value, but in a security context: there it removes the operator's.
+    """
+    if value is None and ".securityContext." not in path:
+        return
     if not parts:
         yield path, value
         return
@@ -125,14 +130,16 @@ def _expression(value: str, parts: list[str], cel: str, depth: int) -> str:
     """Return CEL for whether ``cel`` holds for all values at ``parts`` below ``value``."""
     names = parts[: next((n for n, part in enumerate(parts) if part in (_ITEMS, _KEYS)), None)]
     rest = parts[len(names) :]
-    optional = ".?".join([value, *names])
+    optional, given = ".?".join([value, *names]), ".".join([value, *names])
+    removes = "securityContext" in names[:-1]
+    unset = f"!{optional}.hasValue()" if removes else f"{optional}.orValue(null) == null"
     if not rest:
-        inner = cel.replace("@", ".".join([value, *names]))
-        return f"!{optional}.hasValue() || {inner}" if names else inner
+        inner = cel.replace("@", given)
+        return f"{unset} || {inner}" if names else inner
     item = f"x{depth}"
     inner = _expression(item, rest[1:], cel, depth + 1)
     empty = "[]" if rest[0] == _ITEMS else "{}"
-    items = f"{optional}.orValue({empty})" if names else value
+    items = f"({unset} ? {empty} : {given})" if names else value
     return f"{items}.all({item}, {inner})"
 
 
