@@ -119,8 +119,11 @@ def test_the_timeline_has_the_events_of_the_operator(plugin: Plugin) -> None:
 
 def test_a_job_without_pods_has_neither_stacks_nor_logs(plugin: Plugin) -> None:
     within = f"--namespace={NAMESPACE}"
-    assert "stopped has no running pods" in plugin.error("stacks", "stopped", within)
-    assert "/output/mlperf.log" in plugin.error("logs", "stopped", within)
+    why = f"`kubectl fluxtrain why stopped -n {NAMESPACE}` says why"
+    assert f"stopped has no running pods; {why}" in plugin.error("stacks", "stopped", within)
+    said = plugin.error("logs", "stopped", within)
+    assert f"stopped has no pods; {why}" in said
+    assert "/output/mlperf.log" in said
 
 
 def test_goodput_lists_all_jobs(plugin: Plugin) -> None:

@@ -40,12 +40,7 @@ def logs(kubectl: Kubectl, name: str, mlperf_only: bool) -> tuple[str, str]:
     Any pod may have rank 0, and whichever has it prints all earlier lines of the MLPerf log, so one pod's log
     holds all: the one with the newest line.
     """
-    pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
-    listed = [pod["metadata"]["name"] for pod in pods]
-    if not listed:
-        text = f"{name} has no pods: `kubectl fluxtrain why {name}` says why{_WHERE}"
-        raise KubectlError(text)
-    texts = _read(kubectl, listed)
+    texts = _read(kubectl, _pods(kubectl, name, "", _WHERE))
     pod = rank_0_of(texts)
     if not mlperf_only:
         return texts[pod], f"log of pod {pod}"
@@ -117,7 +112,7 @@ def stacks(kubectl: Kubectl, name: str) -> tuple[str, list[str]]:
 
     Raises KubectlError if the job has no running pods, or if none could be asked.
     """
-    pods = _running_pods(kubectl, name)
+    pods = _pods(kubectl, name, "running ")
     asked, problems = _ask(kubectl, pods)
     if not asked:
         raise KubectlError("\n".join(problems))
@@ -130,14 +125,15 @@ def stacks(kubectl: Kubectl, name: str) -> tuple[str, list[str]]:
     return report(printed), problems
 
 
-def _running_pods(kubectl: Kubectl, name: str) -> list[str]:
-    pods = kubectl.pods(kubectl.job(name), names.trainer_selector(name))
-    running = [
-        p["metadata"]["name"] for p in pods if (p.get("status") or {}).get("phase") == "Running"
-    ]
-    if not running:
-        raise KubectlError(f"{name} has no running pods; `kubectl fluxtrain why {name}` says why")
-    return running
+def _pods(kubectl: Kubectl, name: str, which: str, hint: str = "") -> list[str]:
+    job = kubectl.job(name)
+    pods = kubectl.pods(job, names.trainer_selector(name))
+    phases = {p["metadata"]["name"]: (p.get("status") or {}).get("phase") for p in pods}
+    listed = [pod for pod, phase in phases.items() if phase == "Running" or not which]
+    if not listed:
+        why = f"`kubectl fluxtrain why {name} -n {job['metadata']['namespace']}` says why"
+        raise KubectlError(f"{name} has no {which}pods; {why}{hint}")
+    return listed
 
 
 def _ask(kubectl: Kubectl, pods: list[str]) -> tuple[list[_Pod], list[str]]:
