@@ -67,6 +67,7 @@ def test_the_file_overrides_the_preset_and_the_command_line_overrides_both() -> 
             ("on", True),
         ),
         *(("0", 0), ("-7", -7), ("0x1f", 31), ("017", 15), ("0b11", 3), ("1_000", 1000)),
+        *((r'"\ud83d\ude00 a"', "😀 a"), (r'"\ud83d a"', "\ud83d a"), (r'"\/"', "/")),
     ],
 )
 def test_scalars_are_parsed_as_in_kubernetes(text: str, value: object) -> None:

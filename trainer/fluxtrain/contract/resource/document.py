@@ -42,6 +42,11 @@ class _Loader(yaml.SafeLoader):
             raise yaml.composer.ComposerError(None, None, "aliases are not read", event.start_mark)
         return super().compose_node(parent, index)
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        # JSON writes an emoji as two escapes, a surrogate pair
+        text: str = super().construct_scalar(node)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
@@ -85,9 +90,8 @@ def load_job(path: Path) -> FluxTraining:
     if not isinstance(values, dict):
         raise ConfigError(str(path), values, text)
     if values and not _KEYS & set(values):
-        if "preset" in values:
-            raise ConfigError(str(path), UNSET, BARE_RUN)
-        raise ConfigError(str(path), UNSET, f"{text}; {_import(path)}")
+        text = BARE_RUN if "preset" in values else f"{text}; {_import(path)}"
+        raise ConfigError(str(path), UNSET, text)
     return validate(FluxTraining, values, "")
 
 
