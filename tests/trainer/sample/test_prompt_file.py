@@ -55,6 +55,7 @@ MISTAKES = [
     ("a --s 1001", "line 1", "from 1 to 1000"),
     ("a --s 4 --s 5", "line 1", "--s is given twice"),
     ("red\x1b[31m apple", "line 1", "has control characters"),
+    ("a\u2028b\ra\v b", "line 2", "has control characters"),
     ("a --l nan", "line 1", "--l nan: must be a number from 0 to 100"),
     ("a --g", "line 1", "--g : must be a number"),
     ("a --n", "line 1", "--n: must be a text"),

@@ -160,7 +160,7 @@ def _lines(path: Path) -> list[str]:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ConfigError(_FIELD, UNSET, f"{path}: has more than {_MAX_BYTES} bytes")
-        return text_of(content, "utf-8").splitlines()
+        return re.split(r"\r\n?|\n", text_of(content, "utf-8"))  # a line may have U+2028
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(_FIELD, UNSET, f"{path}: cannot be read ({reason})") from None
