@@ -141,6 +141,15 @@ def test_a_folder_that_may_not_be_read_is_one_line(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == expected
 
 
+def test_a_current_folder_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "current folder: was removed" in refused(["doctor"], capsys)
+
+
 def test_a_tilde_that_the_shell_left_is_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert path("~/runs/a") == Path("/home/me/runs/a")

@@ -16,12 +16,17 @@ def main(arguments: list[str] | None = None) -> int:
     is_run = (sys.argv[1:] if arguments is None else arguments)[:1] == ["run"]
 
     def run_command() -> int:
-        from fluxtrain.errors import EXIT_STOPPED
+        from fluxtrain.errors import EXIT_STOPPED, UNSET, ConfigError
 
         # A run that is stopped before its launcher has a handler made no step. The kernel drops signals
         # without a handler for a container's first process.
         if os.getpid() == 1 or is_run:
             signal.signal(signal.SIGTERM, lambda signum, frame: os._exit(EXIT_STOPPED))
+        try:
+            os.getcwd()  # paths and torch need it
+        except FileNotFoundError:
+            text = "was removed; change to one that exists"
+            raise ConfigError("current folder", UNSET, text) from None
         from fluxtrain.cli import commands  # imports for a second
 
         return commands.run_command(arguments)
