@@ -161,7 +161,14 @@ BAD_FLAGS: list[tuple[list[str], str]] = [
     (["stray"], "arguments: got 'stray'; fields are set as --section.field=value"),
     (["--seed=[1"], "--seed line 1, column 3: invalid YAML"),
     (["--seed=1.5"], "spec.run.seed: got 1.5; must be a whole number"),
-    (["--flow=3", "--flow.shift=1"], "--flow.shift: got 1; --flow was already set as a whole"),
+    (
+        ["--flow=3", "--flow.shift=1"],
+        "--flow.shift: got '1'; --flow was already set to 3; set it once",
+    ),
+    (
+        ["--flow.shift=1", "--flow={}"],
+        "--flow: got '{}'; --flow.shift was already set to 1; set it once",
+    ),
     (["--processes=0"], "--processes: got 0; must be between 1 and 1024"),
 ]
 

@@ -49,8 +49,10 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
             errors.append(ConfigError(name, UNSET, f"no such field{unknown}"))
         elif not has_value:
             errors.append(ConfigError(name, UNSET, f"needs a value: {name}=VALUE"))
-        elif name in given:
-            errors.append(ConfigError(name, text, f"was already set to {given[name]}; set it once"))
+        elif earlier := [each for each in given if _overlap(each, name)]:
+            subject = "" if earlier[0] == name else f"{earlier[0]} "
+            problem = f"{subject}was already set to {given[earlier[0]]}; set it once"
+            errors.append(ConfigError(name, text, problem))
         elif not errors:
             _set(result, parts, parse_yaml(text, name))
         given[name] = text
@@ -88,14 +90,14 @@ def _unknown(parts: list[str]) -> str | None:
     return None
 
 
+def _overlap(one: str, other: str) -> bool:
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
 def _set(result: dict[str, Any], parts: list[str], value: object) -> None:
     *sections, last = parts
     for section in sections:
-        below = result.setdefault(section, {})
-        if not isinstance(below, dict):
-            text = f"--{section} was already set as a whole"
-            raise ConfigError(f"--{'.'.join(parts)}", value, text)
-        result = below
+        result = result.setdefault(section, {})
     result[last] = value
 
 
