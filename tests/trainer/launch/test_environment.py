@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from getpass import getuser
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_trainers_have_a_user_whose_uid_has_no_passwd_entry(
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # raises KeyError
     torchrun.prepare_environment(tmp_path, RunPaths(tmp_path, tmp_path, tmp_path))
     assert os.environ["USER"] == getuser() == (user or f"uid_{os.getuid()}")
+
+
+def test_a_run_on_this_machine_takes_no_options_of_another_world(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "PET_NNODES": "2:2", "PET_RUN_PATH": "1"})
+    paths = RunPaths(tmp_path, tmp_path, tmp_path)
+    torchrun.prepare_environment(tmp_path, paths)
+    assert not [name for name in os.environ if name.startswith("PET_")]
+    torchrun.prepare_environment(tmp_path, replace(paths, num_nodes=(3, 4)))
+    assert os.environ["PET_NNODES"] == "3:4"
 
 
 def test_an_agent_imports_no_package_that_only_ranks_need() -> None:

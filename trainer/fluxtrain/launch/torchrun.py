@@ -343,8 +343,10 @@ def snapshot_volume(
 
 
 def prepare_environment(config: Path, paths: RunPaths) -> None:
-    """Set what trainers read from the environment, and print the variables for GPUs."""
+    """Set what trainers and torchrun read from the environment, and print the variables for GPUs."""
     paths = replace(paths, started=paths.started or process_start())
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # an option of torchrun for another world, as in Kubeflow's pods
     os.environ.update(paths.environment())
     os.environ[ENV_CONFIG] = str(config)
     prepare_for_gpus(os.environ)
