@@ -50,7 +50,8 @@ def test_no_step_is_repeated_after_a_resume(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         records.write({"step": step, "train_loss": 1.0})
     records.close()
-    path.write_text(path.read_text() + '{"step": 40, "trai')  # killed while writing
+    torn = b'\xff\x00\n{"step": 40, "trai'  # by a power cut
+    path.write_bytes(path.read_bytes() + torn)
     resumed = Records(path, 20)
     resumed.write({"step": 30, "train_loss": 0.5})
     resumed.close()

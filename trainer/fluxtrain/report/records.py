@@ -58,11 +58,11 @@ def drop_after(path: Path, step: int) -> None:
 def read_records(path: Path) -> list[Record]:
     """Return the complete records of ``path``; none if it does not exist."""
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
         except ValueError:
-            continue  # cut off when the process was killed
+            continue  # cut off when the process was killed, or damaged by a power cut
         if isinstance(record, dict) and type(record.get("step")) in (int, float):
             records.append(record)
     return records
