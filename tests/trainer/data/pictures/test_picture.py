@@ -112,6 +112,14 @@ def test_a_picture_is_turned_though_its_other_exif_is_malformed(suffix: str) -> 
     assert decode_alpha(content).size == image.size
 
 
+def test_nothing_is_printed_of_exif_that_is_cut_off(recwarn: pytest.WarningsRecorder) -> None:
+    """Pillow warns of it, with a path of its own, and reads the rest."""
+    exif = b"Exif\0\0II*\0" + struct.pack("<IHHHII", 8, 9, 0x0112, 3, 1, 6)
+    content = file_of(halves(), "JPEG", exif=exif)
+    assert picture_size(content) == decode(content).size == (32, 64)
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("look", [picture_size, decode])
 def test_one_large_picture_is_decoded_at_a_time(
     look: Callable[[bytes], object], monkeypatch: pytest.MonkeyPatch

@@ -149,17 +149,15 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
     if not content:
         raise PictureError("the file is empty")
     try:
-        with warnings.catch_warnings():  # of a decompression bomb; the limit here is another
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(io.BytesIO(content), formats=_readable())
-        with opened as image:
-            width, height = image.size
-            most = MAX_PIXELS // 2 if image.format == "WEBP" else MAX_PIXELS
-            if width * height > most:
-                raise PictureError(
-                    f"{width} x {height} pixels; at most {most:,} pixels are decoded"
-                )
-            yield image
+        with warnings.catch_warnings():  # of large pictures, which have a limit here, and odd EXIF
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            with Image.open(io.BytesIO(content), formats=_readable()) as image:
+                width, height = image.size
+                most = MAX_PIXELS // 2 if image.format == "WEBP" else MAX_PIXELS
+                if width * height > most:
+                    text = f"{width} x {height} pixels; at most {most:,} pixels are decoded"
+                    raise PictureError(text)
+                yield image
     except PictureError:
         raise
     except Image.DecompressionBombError:
