@@ -114,3 +114,23 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
     time.sleep(1)
     parent.kill()
     parent.communicate(timeout=60)  # returns when the last process has closed the pipe
+
+
+MASKED = """
+import signal
+from functools import partial
+from fluxtrain.prepare.work import map_in_order
+if __name__ == "__main__":
+    (blocked,) = map_in_order(partial(signal.pthread_sigmask, signal.SIG_BLOCK), [()], 1)
+    print(signal.SIGINT in blocked, signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+"""
+
+
+def test_ctrl_c_reaches_no_worker_however_early(tmp_path: Path) -> None:
+    """It would print a traceback before the worker's first line."""
+    program = tmp_path / "parent.py"
+    program.write_text(MASKED)
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "False"]

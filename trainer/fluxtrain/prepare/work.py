@@ -22,6 +22,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -119,7 +120,13 @@ class _Worker(Generic[Task, Result]):
 
     def start(self) -> None:
         """Start the process; if this is interrupted, ``kill`` still ends it."""
-        self._process.start()
+        # Ctrl-C reaches all processes; the parent handles it, and workers inherit that it is blocked
+        resource_tracker.ensure_running()  # would unblock it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._child_connection.close()
 
     def submit(self, indexed_task: tuple[int, Task] | None) -> int:
@@ -168,8 +175,6 @@ def _wait_for_any(workers: list[_Worker[Any, Result]]) -> list[_Worker[Any, Resu
 
 
 def _serve(connection: Connection, function: Callable[[Any], Any]) -> None:
-    # Ctrl-C reaches all processes; the parent handles it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")  # Pillow's, about files that are validated here
     while True:
