@@ -33,6 +33,7 @@ from PIL import Image
 from fluxtrain.data.formats.tar_index import UNFINISHED_SIDECARS
 from fluxtrain.errors import DataError, FluxtrainError
 from fluxtrain.runtime.files import atomic_write, exclusive_lock, storage_errors, write_to_disk
+from fluxtrain.runtime.program import without_interrupts
 
 SIZE = 256
 """Height and width in pixels."""
@@ -120,13 +121,9 @@ class _Worker(Generic[Task, Result]):
 
     def start(self) -> None:
         """Start the process; if this is interrupted, ``kill`` still ends it."""
-        # Ctrl-C reaches all processes; the parent handles it, and workers inherit that it is blocked
-        resource_tracker.ensure_running()  # would unblock it
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        resource_tracker.ensure_running()  # it would unblock Ctrl-C, which only the parent handles
+        with without_interrupts():
             self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._child_connection.close()
 
     def submit(self, indexed_task: tuple[int, Task] | None) -> int:
