@@ -74,6 +74,11 @@ def test_scalars_are_parsed_as_in_kubernetes(text: str, value: object) -> None:
     assert parse_yaml(f"a: {text}", "here") == {"a": value}
 
 
+def test_sections_of_which_one_begins_like_the_other_are_two() -> None:
+    flags = parse_overrides(["--adapter.rank=8", "--adapter_file.name=a", "--adapter.alpha=4"])
+    assert flags == {"adapter": {"rank": 8, "alpha": 4}, "adapter_file": {"name": "a"}}
+
+
 def test_an_integral_float_is_an_integer(tmp_path: Path) -> None:
     flags = parse_overrides(["--schedule.steps=1e3", "--model.axes_dim=[16.0, 56, 56]"])
     config = resolve({"preset": "mlperf-schnell", "prepare": {"samples": 2.0}, **flags})

@@ -116,6 +116,8 @@ ROWS = (
         serviceAccountName=None, automountServiceAccountToken=None)),
     Row(_PLAIN, TWO, _trainer(
         env=[{"name": "A", "value": "1", "valueFrom": None}], envFrom=None, ports=None, livenessProbe=None)),
+    Row(_PLAIN, TWO, _pod(  # the operator's stay
+        securityContext=None, containers=[{"name": "trainer", "securityContext": None}])),
     Row(_PLAIN, TWO, {"podTemplate": {"metadata": {"annotations": {"a": "b"}}}}),
     Row(_PLAIN, TWO, _trainer(env=[{"name": "A", "value": "b"}], ports=[{"containerPort": 80}])),
     Row(_PLAIN, TWO, _trainer(resources={"requests": {"cpu": "1"}})),
@@ -126,6 +128,7 @@ ROWS = (
     Row(_HARMLESS, TWO, _sidecar(securityContext=_CAREFUL)),
     Row(_HARMLESS, TWO, _pod(initContainers=[{"name": "a", "image": "b", "securityContext": _CAREFUL}])),
     Row("other sidecars", ONE, _sidecar(), _C0),
+    Row("other sidecars", ONE, _sidecar(securityContext=None), _C0),
     Row("other sidecars", ONE, _sidecar(securityContext={"allowPrivilegeEscalation": False}), _C0),
     Row("other sidecars", ONE, _pod(initContainers=[{"name": "a", "image": "b"}])),
     *(

@@ -192,6 +192,18 @@ def test_a_job_removes_fields_of_the_security_context() -> None:
         }
 
 
+def test_null_in_place_of_a_whole_part_changes_no_pod() -> None:
+    """The limits of jobs take it for a part that is left out: it may remove nothing of the operator's."""
+    parts = dict.fromkeys(
+        ("securityContext", "automountServiceAccountToken", "volumes", "affinity")
+    )
+    container = {"name": "trainer", "securityContext": None, "image": None, "env": None}
+    plain = make_job(podTemplate={"spec": {"containers": [{"name": "trainer"}]}})
+    job = make_job(podTemplate={"spec": {**parts, "containers": [container]}})
+    assert training_pod(job, Slot(0))["spec"] == training_pod(plain, Slot(0))["spec"]
+    assert rendezvous_pod(job)["spec"] == rendezvous_pod(plain)["spec"]
+
+
 @pytest.mark.parametrize("task", ["train", "benchmark", "prepare", "preprocess"])
 @pytest.mark.parametrize("claim_read_only", [False, True])
 def test_only_tasks_that_make_data_sets_may_write_data_and_none_models(

@@ -443,6 +443,16 @@ def test_colours_on_each_line_are_explained_by_the_first_lines(complete: Path) -
     ]
 
 
+def test_of_five_unreadable_lines_the_fifth_is_counted(complete: Path) -> None:
+    lines = complete.read_text().splitlines()
+    for number in range(5):
+        lines[number] += "x"
+        complete.write_text("\n".join(lines))
+        texts = [text for text in check(complete).explanations if "be read" in text]
+        assert len(texts) == number + 1
+    assert texts[4] == "1 more line cannot be read"
+
+
 def test_other_text_around_the_lines_is_ignored(complete: Path) -> None:
     lines = complete.read_text().splitlines()
     complete.write_text("".join(f"chatter\n[default0]: {line}\r\n" for line in lines))
